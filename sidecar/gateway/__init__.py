@@ -1,6 +1,6 @@
 """The policy enforcement point: one pipeline that every request passes, and the frontends that speak each protocol.
 
-A call on the common way, a stateless request that a server answers with one JSON object, is this deep:
+The call depth of the most frequent call, a stateless request that a server answers with one JSON object:
 
     from the listener to policy     from the frontend to the socket
     1  Pipeline.answer              1  Forwarder.ask

@@ -1,4 +1,4 @@
-"""Writes refusals as each protocol and era expects them.
+"""Writes refusals in the form of each protocol and MCP revision.
 
 A refusal is written in the protocol of its request: a JSON-RPC error with the HTTP status of its era, a tool result
 where the model should correct the arguments, or `application/problem+json` outside any protocol. The table is
@@ -25,7 +25,7 @@ JSON = "application/json"
 PROBLEM_JSON = "application/problem+json"
 UNEXPLAINED = "This call is not permitted"
 _EXPLANATION = re.compile(r', error_description="[^"]*"')
-RETRY_WITHOUT_HINT_S = 1  # a 503 always has Retry-After; used when no other time is known
+RETRY_WITHOUT_HINT_S = 1  # for a 503 without a known delay, which always has Retry-After
 
 REFUSAL_URN = "urn:sidecar:refusal:"
 
@@ -43,7 +43,7 @@ class AnswerShape(StrEnum):
 
 
 class ErrorResponse(NamedTuple):
-    """An answer made here, independent of the HTTP server."""
+    """An answer made by the sidecar, independent of the HTTP server."""
 
     status: int
     body: bytes
@@ -84,7 +84,7 @@ class DenyManner:
 
 
 class InputRequired(Refusal):
-    """A call of MCP without a session waits for a person. `result` is its answer."""
+    """An MCP call without a session that waits for a person. `result` is its answer."""
 
     def __init__(self, result: Mapping[str, Any], data: Mapping[str, Any]) -> None:
         super().__init__(Reason.APPROVAL_PENDING, "call again to find the answer", data=data)
@@ -122,7 +122,7 @@ def error_body(refusal: Refusal, request_id: Id | None, facts: Mapping[str, Any]
 
 
 def facts_of(refusal: Refusal, decision_id: str, manner: DenyManner) -> Mapping[str, Any]:
-    """Returns the facts that every refusal carries."""
+    """Returns the facts in every refusal."""
     answer, disclosure = refusal.answer, manner.disclosure
     facts: dict[str, Any] = {"decision_id": decision_id}
     if disclosure == "hide" and answer.status == "permission_denied":
@@ -173,7 +173,7 @@ def _whole_seconds(seconds: float) -> int:
 
 
 def message_of(refusal: Refusal, facts: Mapping[str, Any]) -> str:
-    """Returns the refusal as a sentence, with as much explanation as the operator allows."""
+    """Returns the refusal as a sentence, with as much explanation as the settings allow."""
     if not _reason_told(refusal, facts):
         return UNEXPLAINED
     if refusal.words:
@@ -186,7 +186,7 @@ def _data(refusal: Refusal, facts: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _reason_told(refusal: Refusal, facts: Mapping[str, Any]) -> bool:
-    # The sentence must not disclose what the operator withholds.
+    # The sentence must not disclose facts that the settings withhold.
     return facts.get("reason") == refusal.reason.value
 
 
@@ -213,13 +213,13 @@ def _tool_result(refusal: Refusal, shape: AnswerShape, request_id: Id | None, fa
 
 
 def members_of(model: Any, *always: str) -> dict[str, Any]:
-    """Returns the members of a data class without those that are None, but with `always`."""
+    """Returns the members of a data class, omitting those that are None, except `always`."""
     members = ((each.name, getattr(model, each.name)) for each in fields(model))
     return {name: value for name, value in members if value is not None or name in always}
 
 
 def plain_status(answer: Answer) -> int:
-    """The HTTP status outside of any protocol, where a tool's error, too, is an error of the caller."""
+    """The HTTP status outside of any protocol. A tool's error is an error of the caller there too."""
     return answer.http if answer.http >= 400 else 400
 
 

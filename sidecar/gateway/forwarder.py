@@ -1,7 +1,7 @@
 """Carries out an authorized call at its upstream.
 
-There is one function for each kind of intent. The upstream receives a new serialisation of the parsed message; its
-answer passes `response_stream.py`. Sessions begin and end here, because the upstream must confirm both.
+One function handles each kind of intent. The upstream receives a new serialisation of the parsed message; its answer
+passes `response_stream.py`. Sessions begin and end here, because the upstream must confirm both.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from sidecar.upstreams.statuses import refusal_of
 from sidecar.vocabulary import Caller, Question
 
 FAREWELL_DEADLINE_S = 5.0
-FAREWELLS_AT_ONCE = 8  # so that one upstream that does not answer them does not delay the others
+FAREWELLS_AT_ONCE = 8  # so that one upstream that does not answer does not delay the others
 MAX_FAREWELLS = 10_000
 INITIALIZED = "notifications/initialized"
 NOTHING: Final[Mapping[Id, Question]] = MappingProxyType({})
@@ -49,7 +49,7 @@ MIN_PAUSE_S, MAX_PAUSE_S = 1.0, 60.0
 
 
 class Farewell(NamedTuple):
-    """A session that has ended here, while the upstream still holds it."""
+    """A session that has ended here but that the upstream still holds."""
 
     server: str
     upstream_id: str
@@ -57,7 +57,7 @@ class Farewell(NamedTuple):
 
 
 class SessionLost(Refusal):
-    """A server lost a member session, and did not execute the call: it may be sent once more in a new session."""
+    """A server lost a member session and did not execute the call, which may be sent once more in a new session."""
 
     def __init__(self) -> None:
         super().__init__(Reason.UPSTREAM_FAILED, "it lost the session; the next call opens another")
@@ -115,7 +115,8 @@ class Forwarder:
 
     async def ask(self, exchange: UpstreamExchange, intent: AskIntent) -> web.StreamResponse:
         """Returns the answer to the caller. Raises Refusal: UPSTREAM_FAILED, UPSTREAM_TIMEOUT, RESPONSE_REFUSED, and
-        denials of what the upstream requests of the caller. The outcome is recorded before the answer is complete."""
+        the reasons for which a request of the upstream to the caller is denied. The outcome is recorded before the
+        answer is complete."""
         message, session, creators = intent.message, intent.session, NOTHING
         method = message.method
         with exchange:
@@ -140,7 +141,7 @@ class Forwarder:
                 return await ResponseStream(exchange, passage).answer(answer)
 
     async def _begin(self, exchange: UpstreamExchange, message: Request, answer: UpstreamAnswer) -> web.StreamResponse:
-        """Begins a session once the upstream accepts it. If anything fails in between, none remains here or there, and
+        """Begins a session once the upstream accepts it. If this fails, no session remains here or at the upstream, and
         no other session of the caller is dropped for it (threats S9)."""
         relay, server = self.relay(exchange, (message.id,)), exchange.request.server
         if answer.status != 200:
@@ -164,7 +165,7 @@ class Forwarder:
             return response
 
     def abandon(self, session: Session) -> None:
-        """Drops a session that its client never learned of."""
+        """Drops a session whose client never received its id."""
         self.sessions.end(session)
         self.roaming.forget_soon(session)
 
@@ -235,8 +236,8 @@ class Forwarder:
         return session, paired
 
     async def _hear(self, exchange: UpstreamExchange, session: Session, outlet: EventStream) -> None:
-        """Passes on messages that the server sends unrequested. This caller cannot resume a stream, so missed messages
-        are fetched for it. Raises Refusal if the stream must not continue."""
+        """Passes on the server's unrequested messages. This kind of caller cannot resume a stream, so the sidecar
+        fetches missed messages for it. Raises Refusal if the stream must not continue."""
         exchange.call = exchange.call._replace(protocol_version=session.version)
         relay, pause_s = self.relay(exchange, session.sent), MIN_PAUSE_S
         while True:
@@ -264,7 +265,7 @@ class Forwarder:
         return await empty(request, 204)
 
     def drain(self) -> None:
-        """Ends endless streams on which no answer is to be sent; calls in flight continue to their answers."""
+        """Ends endless streams, which await no answer; calls in flight continue until they are answered."""
         answering = {session_id for session_id, paired in self.pairs.items() if paired.busy}
         for exchange in {*self.streams, *self.oversight.open.calls}:  # some are still waiting for their first event
             session = exchange.session if isinstance(exchange, UpstreamExchange) else None
@@ -272,18 +273,18 @@ class Forwarder:
                 exchange.cut_off(Reason.DRAINING)
 
     def cut_off(self) -> None:
-        """Ends every exchange when the grace time is over."""
+        """Ends every exchange when the grace time has ended."""
         for exchange in {*self.streams, *self.oversight.open.calls}:
             exchange.cut_off(Reason.DRAINING)
 
     def say_farewell(self, session: Session) -> None:
-        """Schedules notice to the upstream, and to the other replicas, that a session has ended."""
+        """Schedules the notice to the upstream and the other replicas that a session has ended."""
         self.roaming.forget_soon(session)
         for one in (session, *session.parts.values()):
             self.part(one.server, one.upstream_id, one.version)
 
     def part(self, server: str, upstream_id: str | None, version: str) -> None:
-        """Schedules notice to one upstream that its session has ended."""
+        """Schedules the notice to one upstream that its session has ended."""
         # If the queue is full, the upstream's own time-out must suffice
         if upstream_id is not None and not self.farewells.full():
             self.farewells.put_nowait(Farewell(server, upstream_id, version))
@@ -318,7 +319,7 @@ class Forwarder:
         return ResponseStream(exchange, ResponseFilter(exchange, expected, creators, self.filtering))
 
     def check_alive(self, session: Session, answer: UpstreamAnswer) -> None:
-        """Drops a session that the upstream no longer knows, so that the caller begins a new one."""
+        """Drops a session that the upstream does not know any more, so that the caller begins a new one."""
         if answer.status == 404 and session.upstream_id is not None:
             self.sessions.end(session)
             self.roaming.forget_soon(session)

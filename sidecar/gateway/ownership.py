@@ -1,7 +1,7 @@
 """Checks and records the ownership of tasks in MCP messages, in both directions.
 
-Before a call goes out, each task that it names must be its caller's, and the question that created it still allowed.
-Before an upstream's message is filtered: which of its tasks are the reader's.
+Before a call is sent, each task that it names must be its caller's, and the question that created it must still be
+allowed. Before an upstream's message is filtered, its tasks that belong to the reader are determined.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ NOTHING: Owned = MappingProxyType({})
 
 
 async def created_by(tasks: TaskOwners, caller: Caller, call: Call) -> tuple[Question, ...]:
-    """Returns the questions that created the tasks that the call names, each once. Raises Refusal: TASK_UNKNOWN,
-    UNAUTHENTICATED for a call that would create a task without an owner, STORE_UNAVAILABLE."""
+    """Returns the questions that created the call's tasks, each once. Raises Refusal: TASK_UNKNOWN, UNAUTHENTICATED for
+    a call that would create a task without an owner, STORE_UNAVAILABLE."""
     if call.wants_task:
         await tasks.may_create(caller)
     if not call.tasks:
@@ -32,7 +32,7 @@ async def created_by(tasks: TaskOwners, caller: Caller, call: Call) -> tuple[Que
 
 
 async def owned_in(tasks: TaskOwners, caller: Caller, call: Call, message: Message) -> Owned:
-    """Returns the tasks in an upstream's message, in answer to a call, that are the caller's. Records their states."""
+    """Returns the caller's tasks in an upstream's answer to a call, and records their states."""
     named = task_messages.named_by_upstream(message)
     if isinstance(message, Response):
         named += call.tasks  # whether or not the message names them

@@ -90,7 +90,7 @@ class TaskApi(Frontend, Protocol):
 
 
 Asked = tuple[Caller, Frontend, ParsedOperation]
-"""Who asks, and what: a request that was read."""
+"""A request as it was read: the caller and the operation."""
 
 
 class CallRoute(NamedTuple):
@@ -208,7 +208,7 @@ class Pipeline:
     async def _read(
         self, request: RequestContext, entrance: Entrance, known: CallRoute | None
     ) -> Asked | web.StreamResponse:
-        """Reads a request, by its route if that is known. Returns the response to what needs no decision."""
+        """Reads a request, by its route if that is known. Returns the response if the request needs no decision."""
         headers, now, head, record = request.headers, request.now, request.http.head, request.record
         if entrance.grpc:
             request.task = asyncio.current_task()
@@ -245,7 +245,7 @@ class Pipeline:
         return caller, frontend, operation
 
     def _call_route(self, request: RequestContext, route: Route) -> CallRoute | None:
-        """Returns None for a route that takes no calls. The routes to whole upstreams are kept."""
+        """Returns None for a route that takes no calls. Routes to whole upstreams are cached."""
         frontend, now = self._frontends.get(route.kind), request.now
         if frontend is None:
             return None
@@ -253,12 +253,12 @@ class Pipeline:
             frontend = self.aggregate
         found = CallRoute(request.protocol, route, frontend, now.audience(route.server, frontend.folder))
         exists = route.server == routing.EVERY or now.has_upstream(route.server)
-        if exists and route.rest in routing.WHOLE and "?" not in request.path:  # so that callers cannot make them many
+        if exists and route.rest in routing.WHOLE and "?" not in request.path:  # so that callers cannot fill the cache
             now.call_routes[request.path, request.verb, request.prefix] = found
         return found
 
     async def _read_other(self, request: RequestContext, route: Route, entrance: Entrance) -> web.StreamResponse:
-        """Answers what is no call: documents, cards, agents' pushes, and the messages of HTTP+SSE."""
+        """Answers requests that are no calls: documents, cards, agents' pushes, and the messages of HTTP+SSE."""
         now = request.now
         if route.kind in METADATA_FOLDERS:
             document = now.resource_metadata(route.server, METADATA_FOLDERS[route.kind], route.alias)
@@ -341,7 +341,7 @@ class Pipeline:
         request.handed_on = False
         response = await self.answer(request, self._read_there(request, caller, session, message))
         if isinstance(response, WholeResponse) and response.body and isinstance(message, Request):
-            with suppress(Refusal):  # the caller left; the outcome of its call is recorded
+            with suppress(Refusal):  # the caller disconnected; the outcome of its call is recorded
                 await paired.outlet().write(sse.encode_event(response.body))
 
     async def _read_there(self, request: RequestContext, caller: Caller, session: Session, message: Message) -> Asked:
@@ -384,7 +384,7 @@ class Pipeline:
                     await asyncio.sleep(DRAIN_LOOK_S)
 
     def _closes(self, request: RequestContext, refusal: Refusal) -> bool:
-        """Counts a refusal. Returns whether the connection is closed without answer or record."""
+        """Counts a refusal. Returns whether the connection is closed without an answer or a record."""
         request.unanswered = request.unanswered or self._unrecorded(request, refusal, self.stages.refusals.closes)
         return request.unanswered
 
@@ -400,8 +400,8 @@ class Pipeline:
 
     async def _refuse(self, request: RequestContext, refusal: Refusal) -> web.StreamResponse:
         refusals, record = self.stages.refusals, request.record
-        if record.enforcement_point:  # it gets its answer always, and may ask about a caller as often as it likes
-            request.refusal = refusal  # also if its record is written: that of a permit that was written too late
+        if record.enforcement_point:  # it always gets its answer, and may ask about a caller as often as it needs
+            request.refusal = refusal  # even if its record is written, as for a permit that was written too late
             point = record.enforcement_point
             counted = record.caller is None and self._unrecorded(
                 request, refusal, lambda *_: refusals.only_counts_asked(point, refusal)
@@ -418,7 +418,7 @@ class Pipeline:
         if request.held is not None:
             body = (told if recorded is refusal else self._told(request, recorded)).body
             return await request.end_held(sse.encode_event(body))
-        if request.begun is not None:  # a stream has begun: no second answer may follow, only its end
+        if request.begun is not None:  # a stream has begun: it can only be ended, not answered again
             request.break_off()
             return request.begun
         if recorded is not refusal:
@@ -442,7 +442,7 @@ class Pipeline:
 async def _public(
     request: RequestContext, method: str, status: int, body: bytes = b"", headers: Mapping[str, str] = NO_HEADERS
 ) -> web.StreamResponse:
-    """Answers what needs no decision."""
+    """Answers a request that needs no decision."""
     request.method = method
     await request.record.outcome(http_status=status, bytes_out=len(body))
     return WholeResponse(status, body, JSON if body else "", headers)

@@ -1,8 +1,8 @@
 """Re-evaluates open streams and running calls when rules, credentials or time change.
 
 They are decided again at once when rules or the kill switch change and when a credential or a grant ends, and
-periodically because conditions read the time (threats S7, S8). Unchanged ones take a few comparisons. The work is done
-in slices, so that thousands of streams do not delay calls.
+periodically because conditions read the time (threats S7, S8). If nothing changed, this takes a few comparisons. The
+work is done in slices, so that thousands of streams do not delay calls.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from sidecar.storage.deliveries import Kind, OnBehalfOf
 from sidecar.vocabulary import Call, Caller, Decision, Question
 
 LOOK_EVERY_S: Final = 1.0  # how long a stream may outlive its permission
-REVIEW_S = 30.0  # what is open is judged again though nothing changed: conditions read `now`
+REVIEW_S = 30.0  # open exchanges are decided again without a change, because conditions read `now`
 REVOKED_GRACE_S = 10.0
 SLICE_S: Final = 0.002  # of one pass, before the event loop runs other work
 
@@ -56,7 +56,7 @@ class Reauthorization:
                 until_s = loop.time() + SLICE_S
 
     def reviewed(self, mono_s: float) -> Iterator[WatchedExchange]:
-        """Yields each exchange, checked, and cut off if it must end. `mono_s` is the loop's time."""
+        """Yields each exchange after its check; those that must end are cut off. `mono_s` is the loop's time."""
         rules, now_s = self._current(), self.live.clock()
         for exchange in [*self.open.streams, *(self.open.calls - self.open.streams)]:
             if exchange.reviewed_by is not rules or mono_s - exchange.reviewed_s >= REVIEW_S:
@@ -68,7 +68,7 @@ class Reauthorization:
             yield exchange
 
     def _current(self) -> RulesInForce:
-        """Returns the same object as long as nothing changed."""
+        """Returns the same object while nothing changes."""
         now = self.live.current
         rules = RulesInForce(now, self.switch.ledger.disabled, self.switch.ledger.switched_off, now.identity.generation)
         if self._rules is None or not all(map(is_, rules[:3], self._rules)) or rules.keys != self._rules.keys:
@@ -76,7 +76,7 @@ class Reauthorization:
         return self._rules
 
     def _judge(self, exchange: WatchedExchange, rules: RulesInForce, now_s: float) -> Reason | None:
-        """Returns why the exchange must end, or None. An endless stream is under the newest rules from now on."""
+        """Returns why the exchange must end, or None. An endless stream follows the newest rules from then on."""
         chain, call, now = exchange.caller.chain, exchange.call, rules.snapshot
         if any(each.touched_by(chain, call, now_s) for each in (rules.disabled, now.disabled) if each.entries):
             return Reason.PRINCIPAL_DISABLED
@@ -89,7 +89,7 @@ class Reauthorization:
         if exchange.judged_by is now and exchange.until is not None and now_s >= exchange.until:
             return Reason.EXPIRED  # otherwise the rules would only report a missing grant
         if exchange.endless and exchange.judged_by is not now:
-            exchange.judged_by = exchange.request.now = self.live.current  # a long stream keeps no old one alive
+            exchange.judged_by = exchange.request.now = self.live.current  # a long stream holds no old snapshot
         decision = now.decide(chain, call, now_s)
         exchange.until = end_of(exchange.caller, decision, now)
         if decision.allowed or now.shadows(now_s):
@@ -111,7 +111,8 @@ class Reauthorization:
         exchange.cut_off(reason)
 
     async def _keep_alive(self, exchange: WatchedExchange, mono_s: float) -> None:
-        """Sends a comment on a silent stream: it detects readers that are gone, and keeps proxies from closing it."""
+        """Sends a comment on a silent stream, which detects disconnected readers and prevents proxies from closing
+        it."""
         outlet = exchange.outlet
         if outlet is None or (outlet.shared and not exchange.endless):  # a shared stream sends its own comments
             return
@@ -124,15 +125,15 @@ class Reauthorization:
 
 @dataclass(frozen=True, slots=True)
 class ContinuedPermission:
-    """Checks whether work may continue for a caller without an open connection. Push receivers are checked when an
-    agent pushes, and again before each delivery; agent programs at every pass."""
+    """Checks whether work may continue for a caller without an open connection. Push receivers are checked at each push
+    of an agent and again before each delivery; agent programs at every pass."""
 
     live: Live
     switch: KillSwitch
 
     def objection(self, kind: Kind, behalf: OnBehalfOf) -> Reason | None:
-        """Returns why nothing may be sent on this behalf, or None. A lost permission may still be reported."""
-        if kind == "approval":  # to receivers of the operator's own, about what the caller asked for
+        """Returns why nothing may be sent on this behalf, or None. The loss of a permission may still be reported."""
+        if kind == "approval":  # to the operator's own receivers, about the caller's request
             return None
         caller, server, skill = behalf
         if self._disabled(caller, server):
@@ -144,7 +145,8 @@ class ContinuedPermission:
         return self._no_more(caller, server, skill, (PUSH_SET,))
 
     def ends(self, caller: Caller, agent: str, skill: str) -> Reason | None:
-        """Returns why a program must not run for this caller any more, or None. One not offered any more ends."""
+        """Returns why a program must not run for this caller any more, or None. A program that is not offered any more
+        ends."""
         if self._disabled(caller, agent):
             return Reason.PRINCIPAL_DISABLED
         return self._no_more(caller, agent, skill, (SEND, STREAM))
@@ -155,7 +157,7 @@ class ContinuedPermission:
         return any(each.touched_by(caller.chain, call, now_s) for each in (self.switch.ledger.disabled, now.disabled))
 
     def _no_more(self, caller: Caller, agent: str, skill: str, operations: tuple[Operation, ...]) -> Reason | None:
-        """Returns why none of these operations is allowed any more."""
+        """Returns why none of these operations is allowed now."""
         now, now_s = self.live.current, self.live.clock()
         if not now.identity.vouches_for(caller):
             return Reason.BAD_CREDENTIAL
@@ -167,7 +169,8 @@ class ContinuedPermission:
 
 
 def _doubt(exchange: WatchedExchange, now: Snapshot) -> Reason | None:
-    """Returns why the credential is not accepted any more: its key or issuer is gone, or the server requires more."""
+    """Returns why the credential is not accepted any more: its key or issuer was removed, or the server requires
+    more."""
     if not now.identity.vouches_for(exchange.caller):
         return Reason.BAD_CREDENTIAL
     try:
@@ -178,7 +181,7 @@ def _doubt(exchange: WatchedExchange, now: Snapshot) -> Reason | None:
 
 
 def end_of(caller: Caller, decision: Decision, rules: Snapshot) -> float | None:
-    """Returns when credential, grant or shadow mode end, in seconds since the epoch. None means never."""
+    """Returns when credential, grant or shadow mode ends, in seconds since the epoch. None means never."""
     passes_until, expires_at = decision.until if decision.allowed else rules.shadow_until, caller.expires_at
     if passes_until is None or expires_at is None:
         return expires_at if passes_until is None else passes_until

@@ -3,13 +3,13 @@
     screen.reading(method, tool)      the rules for the answers to one call
     reading.message(message)          redacts a message in place: a generator, which must be run to its end
 
-All texts of a message are searched, also those of errors and of a server's messages during a call, names of members,
-and whole numbers for cards. Not searched are base64 where MCP defines it (`blob`, `data` of images and audio), protocol
-members (ids, cursors, state), and results that describe the server (lists, `initialize`).
+All texts of a message are searched, including errors, a server's messages during a call, names of members, and whole
+numbers (for card numbers). Base64 where MCP defines it (`blob`, `data` of images and audio), protocol members (ids,
+cursors, state), and results that describe the server (lists, `initialize`) are not searched.
 
-Every finder keeps its own position in a text, because a match may end beyond a slice. The replacement is in brackets,
-so that it is part of no token. A changed text is searched again until there is no match, because removing one can
-create another: redacting twice equals redacting once. Generators yield where other work may run (threats I11).
+Every finder has its own position in a text, because a match may end beyond a slice. The replacement is in brackets, so
+that it is part of no token. A changed text is searched again until there is no match, because a removal can create a
+new match: redacting twice equals redacting once. Generators yield where other work may run (threats I11).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from sidecar.settings.responses import RedactionSettings, ResponseSettings
 TOOL_CALL: Final = "tools/call"
 # Methods whose results are data without a tool's name, so that the rules for all tools apply.
 OTHER_DATA: Final = frozenset({"prompts/get", "resources/read", "completion/complete"})
-# Methods whose results describe the server, or are empty.
+# Methods whose results describe the server or are empty.
 NO_DATA: Final = frozenset(
     {"initialize", "ping", "server/discover", "logging/setLevel", "resources/subscribe", "resources/unsubscribe"}
     | {"tools/list", "prompts/list", "resources/list", "resources/templates/list", "subscriptions/listen"}
@@ -74,11 +74,11 @@ def wiped(text: str, wipings: Sequence[Wiping]) -> TextSteps:
             replaced += found
         if text is before:
             return text, replaced
-    return wipings[0].replacement, replaced + 1  # a text that keeps matching does not pass
+    return wipings[0].replacement, replaced + 1  # a text that keeps matching is replaced as a whole
 
 
 def _once(text: str, wiping: Wiping) -> TextSteps:
-    """Replaces the matches slice by slice: a million matches at once would block the loop."""
+    """Replaces the matches slice by slice: a million matches in one step would block the loop."""
     cut, spans = TextCut(text, wiping.replacement), list[Span]()
     places = [0] * len(wiping.finders)
     for start in range(0, len(text), SLICE_CHARS):
@@ -95,7 +95,7 @@ def _once(text: str, wiping: Wiping) -> TextSteps:
 
 @dataclass(slots=True)
 class TextCut:
-    """A text whose matches are removed from its beginning on."""
+    """A text from which matches are removed, front to back."""
 
     text: str
     replacement: str
@@ -104,7 +104,7 @@ class TextCut:
     _done: int = 0
 
     def without(self, spans: Sequence[Span], *, before: int) -> list[Span]:
-        """Removes spans, which are in order, overlapping ones as one. Returns those that end at or after `before`."""
+        """Removes ordered spans; overlapping ones count as one. Returns those that end at or after `before`."""
         apart: list[Span] = []
         for start, end in spans:
             if apart and start < apart[-1][1]:
@@ -139,7 +139,7 @@ class RedactionRule:
 
 @dataclass(frozen=True, slots=True)
 class CompiledReading:
-    """The rules for the answers to one call. `of_data` says whether its results are searched at all."""
+    """The rules for the answers to one call. `of_data` states whether its results are searched."""
 
     rules: tuple[RedactionRule, ...]
     of_data: bool = True
@@ -221,7 +221,7 @@ class ResponseScreen:
 
 
 def screen_from(responses: ResponseSettings | None) -> ResponseScreen | None:
-    """Returns None for an upstream without rules, which then costs nothing."""
+    """Returns None for an upstream without rules, which then has no overhead."""
     if responses is None or responses == ResponseSettings():
         return None
     return ResponseScreen(tuple(map(_rule, responses.redact)), responses)
@@ -265,7 +265,7 @@ def _replace_in_twins(result: dict[str, Any], pointers: Sequence[Pointer], repla
         if not isinstance(text, str) or not _JSON.match(text):
             continue
         yield
-        if text.count(",") > jsonrpc.MAX_ANSWER_VALUES:  # too large to search, so it does not pass
+        if text.count(",") > jsonrpc.MAX_ANSWER_VALUES:  # too large to search, so it is refused
             raise Refusal(Reason.RESPONSE_REFUSED, "a text of its result holds too much JSON to be searched")
         twin = _parsed(text)
         before = replaced
@@ -316,7 +316,8 @@ def _search(root: dict[str, Any], wipings: Sequence[Wiping], card: str | None) -
 
 
 def _searched_inside(text: str, wipings: Sequence[Wiping], card: str | None) -> TextSteps:
-    """Redacts a text that is JSON, escapes included, and keeps it JSON. Levels of JSON in JSON are few."""
+    """Redacts a text that is JSON, including its escapes, so that it remains JSON. Only a few levels of JSON in JSON
+    are searched."""
     if not _JSON.match(text) or text.count(",") > jsonrpc.MAX_ANSWER_VALUES:
         return text, 0
     value = _parsed(text)
@@ -345,7 +346,7 @@ def _search_names(node: dict[str, Any], wipings: Sequence[Wiping]) -> Steps:
 
 
 def _questions(root: dict[str, Any]) -> Iterator[int]:
-    """Yields the parameters of requests to the caller inside a result, where they are not protocol members."""
+    """Yields the parameters of requests to the caller in a result, outside of protocol members."""
     asked = root.get("inputRequests")
     for question in asked.values() if isinstance(asked, dict) else ():
         if isinstance(question, dict) and isinstance(question.get("params"), dict):

@@ -57,9 +57,10 @@ class RefusalWriter(Protocol):
 class ParsedOperation(NamedTuple):
     """What a frontend read from a request: the call that policy decides on, and the frontend's own content.
 
-    `begins` says that it begins work, rather than being an answer to the server, a notification, or work that was
-    admitted before. `charges` are the limits that it is charged to: `creation` are all but concurrency slots, for what
-    is answered here or begins later; `slots` are those, once it begins; `none` is for a decision alone.
+    `begins`: it begins work, rather than being an answer to the server, a notification, or work that was admitted
+    before. `charges` are the limits that it is charged to: `creation` are all except concurrency slots, for operations
+    that are answered here or begin later; `slots` are the slots, once such an operation begins; `none` is for a
+    decision alone.
     """
 
     call: Call
@@ -69,8 +70,8 @@ class ParsedOperation(NamedTuple):
 
 
 class ApprovalWait(NamedTuple):
-    """How a call waits for a person's approval: for `hold_s`, with a `tick` to its caller now and then, before it is
-    refused by `pending`. Both get the request for approval, and the address at which people answer it."""
+    """How a call waits for a person's approval: for `hold_s`, with a regular `tick` to its caller, before `pending`
+    refuses it. Both receive the request for approval and the address at which people answer it."""
 
     pending: Callable[[Any, str | None], Awaitable[Refusal]]
     hold_s: float = 0.0
@@ -78,12 +79,13 @@ class ApprovalWait(NamedTuple):
 
 
 async def pending_approval(record: Any, page: str | None) -> Refusal:
-    """Returns the refusal of a call that waits for a person, who answers at `page`; the same call again finds it."""
+    """Returns the refusal of a call that waits for a person, who answers at `page`. The same call, repeated, uses the
+    answer."""
     return Refusal(Reason.APPROVAL_PENDING, "call again to find the answer", data=approval_data(record, page))
 
 
 def approval_data(record: Any, page: str | None) -> Mapping[str, Any]:
-    """Returns what callers are told of a request for approval."""
+    """Returns the data about a request for approval that callers receive."""
     data = {"approval": record.name, "answer_before": rfc3339(record.deadline_s)}
     return data if page is None else {**data, "page": page}
 
@@ -92,12 +94,12 @@ NOT_HELD = ApprovalWait(pending_approval)
 
 
 class CallContext:
-    """A call with what the stages learn of it. In `shadow` mode `excused` are the refusals by limits that were let
-    pass. `lease` holds the reserved limits, once it is `charged`. `large`: the body is large enough to delay the loop,
-    so that other calls run between its stages. `wait` is how it waits for an approval; `approval` names the one that an
-    earlier round of the call used, and then the one that it uses, if that is used once. `held_s` is how long it was
-    held for one, which its time-out does not count. A call that `defers` is stored, and carried out by another one
-    later, which uses the approval: `awaited` is the request for it."""
+    """A call with the results of its stages. In `shadow` mode `excused` are the refusals by limits that did not stop
+    it. `lease` holds the reserved limits, once it is `charged`. `large`: the body is large enough to delay the loop, so
+    other calls run between its stages. `wait` is how it waits for an approval; `approval` names the one that an earlier
+    round of the call used, then the one that the call uses, if that can be used once. `held_s` is how long the call was
+    held for one, which its time-out excludes. A call that `defers` is stored and carried out later by another call,
+    which uses the approval; `awaited` is the request for it."""
 
     wait = NOT_HELD
     approval, held_s = "", 0.0
@@ -122,19 +124,18 @@ class CallContext:
 
 
 class RequestContext(CallContext):
-    """One request with everything known of it. The stages fill it in.
+    """One request with all data that the stages collect.
 
     `path` is the request target in origin form. `front` is the name in the address (EVERY is the aggregate address,
-    None is an unknown one), `folder` the path before it, `alias` the agent's own path, if it was called by one, and
+    None is an unknown one), `folder` the path before it, `alias` the agent's own path, if the request used one, and
     `server` the upstream called. `shared` are the CORS headers of its answers. `paired` is the stream that carries its
-    answer, if that belongs to another request (`sse_session.py`): HTTP was answered 202, and the request ends later
+    answer, if that belongs to another request (`sse_session.py`): the HTTP answer is 202, and the request ends later
     while `handed_on` is set. `task` carries it out, if that is not its connection's. `prefix` is the path under which
-    callers see sidecar, `base` the base URL for a local caller. `presented_kind` is the kind of the caller's first
+    callers see the sidecar, `base` the base URL for a local caller. `presented_kind` is the kind of the caller's first
     credential. `unanswered`: closed without an answer. `cut`: shutdown does not wait for it any more. `dialect` writes
-    refusals in protocols other than MCP. `reason` is why it was refused, once it is answered. `spans` describe it to
-    OpenTelemetry. `held` is the stream on which its caller was told that it is held, until the answer is sent on it;
-    `last_event` writes a refusal as its end, in protocols other than MCP.
-    `started_s` is in the loop's time.
+    refusals in protocols other than MCP. `reason` is the reason of its refusal, once it is answered. `spans` describe
+    it to OpenTelemetry. `held` is the stream of a held call until its answer is sent there; `last_event` writes a
+    refusal as the end of that stream, in protocols other than MCP. `started_s` is in the loop's time.
     """
 
     # Most requests change few of these, so they are defaults of the class.
@@ -191,7 +192,7 @@ class RequestContext(CallContext):
     async def admitted(
         self, raw: bytes | None, *, a2a: bool = False, cost: Callable[[bytes], float] = cost_of
     ) -> bytes:
-        """Returns a body that is not small, or (None) has not arrived, once it is admitted at its `cost`."""
+        """Returns a body that is not small once it is admitted at its `cost`. `body` None has not arrived yet."""
         caller, record = self.record.caller, self.record
         with closing(BodyRoom(self.body_admission, caller.last.name if caller else record.peer)) as room:
             if raw is None:
@@ -216,8 +217,8 @@ class RequestContext(CallContext):
         self.method = self.record.method = method
 
     def message_in(self, raw: bytes) -> Message:
-        """Reads a body as MCP's message. From then on refusals carry its id, and have the form of its era. Raises
-        Refusal(MALFORMED_CALL), which carries the id too if the body looks like a request."""
+        """Reads a body as an MCP message. From then on, refusals carry the message's id and have the form of its
+        revision. Raises Refusal(MALFORMED_CALL), which carries the id too if the body looks like a request."""
         record = self.record
         record.bytes_in = len(raw)
         envelope = parse_json(raw)
@@ -235,12 +236,12 @@ class RequestContext(CallContext):
             return message
         self.method = record.method = message.method
         meta = message.params.get("_meta", NO_META)
-        if not CORRELATIONS.isdisjoint(meta):  # they override those of headers
+        if not CORRELATIONS.isdisjoint(meta):  # they take precedence over those of headers
             self.names_run(meta)
             record.trace_id = routing.trace_id_in(meta.get("traceparent")) or record.trace_id
             if self.spans is not None:
                 self.spans.heard(meta)
-            meta.pop(BAGGAGE, None)  # the caller's, which no upstream gets by a header either
+            meta.pop(BAGGAGE, None)  # the caller's; no upstream receives it, as with the header
         if META_VERSION not in meta and not eras.names_stateless(self.headers, message):
             self.shape = AnswerShape.SESSION
         return message
@@ -277,8 +278,8 @@ class RequestContext(CallContext):
     async def respond(
         self, status: int, body: bytes = b"", media_type: str = "", headers: Mapping[str, str] = NO_HEADERS
     ) -> web.StreamResponse:
-        """Records that the upstream's answer is delivered, and sends it at once: the caller does not wait for what is
-        left to do. Raises Refusal(AUDIT_UNAVAILABLE)."""
+        """Records that the upstream's answer is delivered, and sends it at once, so that the caller does not wait for
+        the remaining work. Raises Refusal(AUDIT_UNAVAILABLE)."""
         await self.ended(status, len(body))
         if self.held is not None:
             return await self.end_held(sse.encode_event(body))
@@ -290,7 +291,7 @@ class RequestContext(CallContext):
                 response.send(self.http, self.http.transport)
                 self.begun = response
             except ConnectionResetError:
-                pass  # the caller is gone, as its connection will find too
+                pass  # the caller disconnected, as its connection will detect too
         return response
 
     def ended(self, status: int, bytes_out: int) -> Coroutine[Any, Any, None]:
@@ -299,12 +300,13 @@ class RequestContext(CallContext):
         return self.record.outcome(http_status=status if self.paired is None else 202, bytes_out=bytes_out)
 
     def break_off(self) -> None:
-        """Ends a stream so that its reader sees that it is incomplete."""
+        """Ends a stream in a way that shows its reader that it is incomplete."""
         if self.http.transport is not None:
             self.http.transport.abort()
 
     async def remember(self, refusal: Refusal, status: int) -> Refusal:
-        """Records a refusal unless the call has a final record. One that cannot be recorded is AUDIT_UNAVAILABLE."""
+        """Records a refusal unless the call has a final record. A refusal that cannot be recorded becomes
+        AUDIT_UNAVAILABLE."""
         if self.record.done:
             return refusal
         self.refusal, self.record.names = refusal, self.now
@@ -313,28 +315,28 @@ class RequestContext(CallContext):
             return refusal
         except Refusal as unrecorded:
             self.refusal = unrecorded
-            if not self.record.done:  # otherwise it may be recorded by now, and must not be recorded twice
+            if not self.record.done:  # otherwise it may be recorded already, and must not be recorded twice
                 await self.record.refused(unrecorded, http_status=self._told(unrecorded.answer.http))
             return unrecorded
 
     def _told(self, status: int) -> int:
-        """Returns the HTTP status, which is 202 if the answer goes out on another stream."""
+        """Returns the HTTP status, which is 202 if the answer is sent on another stream."""
         return status if self.paired is None else 202
 
     async def hold_outlet(self) -> EventStream:
-        """Returns the stream on which the caller is told that its call is held. Raises Refusal(CALLER_GONE)."""
+        """Returns the stream on which the caller of a held call is informed. Raises Refusal(CALLER_GONE)."""
         if self.held is None:
             outlet = await self.open_outlet()
-            if self.paired is not None:  # which has an outlet for each answer, and its own end
+            if self.paired is not None:  # it has an outlet for each answer, and its own end
                 return outlet
             self.held = outlet
         return self.held
 
     async def end_held(self, event: bytes) -> web.StreamResponse:
-        """Sends the answer on the stream of a call that was held, and ends it; no event if it is empty."""
+        """Sends the answer on the stream of a held call and ends the stream. An empty answer sends no event."""
         assert self.held is not None
         outlet, self.held = self.held, None
-        with suppress(Refusal):  # the caller left; the outcome is recorded
+        with suppress(Refusal):  # the caller disconnected; the outcome is recorded
             if event:
                 await outlet.write(event)
             await outlet.end()
@@ -356,7 +358,7 @@ def asked_of(call: Call, record: Recording) -> PendingRequest:
 
 
 class Charged(NamedTuple):
-    """A permitted and charged operation whose decision is on record: all that a frontend needs to carry it out.
+    """A permitted and charged operation whose decision is recorded: all data that a frontend needs to carry it out.
     `request` is its context. `timeout_s` is the smallest time-out of the limits that it was charged to."""
 
     request: Any
@@ -373,7 +375,7 @@ class Closable(Protocol):
 
 @dataclass(slots=True)
 class OpenExchanges:
-    """The exchanges that are passing on an event stream, and the calls in progress."""
+    """The exchanges on an event stream, and the calls in progress."""
 
     streams: set[WatchedExchange] = field(default_factory=set)
     calls: set[WatchedExchange] = field(default_factory=set)
@@ -386,9 +388,9 @@ class WatchedExchange:
     ends (`until`, in seconds since the epoch, None never ends), and are decided again under every new snapshot
     (`judged_by`). `outlet` takes their events, `span` describes their last message. The fields from `reviewed_by` on
     belong to `reauthorization.py`: rules and time of the last decision, whether the permission was lost, and how much
-    had been sent by when.
+    had been sent at what time.
 
-    `with exchange:` makes the call possible to cut off while it is carried out, and raises Refusal if it was.
+    `with exchange:` allows the call to be cut off while it is carried out, and raises Refusal if it was.
     """
 
     endless = False
@@ -431,7 +433,7 @@ class WatchedExchange:
         self.open.calls.discard(self)
         task, self._task = self._task, None
         was_cut = kind is asyncio.CancelledError and self.cut is not None
-        if was_cut and task is not None and task.uncancel() <= self._cancelling:  # otherwise the caller left meanwhile
+        if was_cut and task is not None and task.uncancel() <= self._cancelling:  # otherwise the caller disconnected
             raise Refusal(self.cut or Reason.INTERNAL) from None
 
     def has_no_end(self) -> None:
@@ -447,7 +449,7 @@ class WatchedExchange:
         return endless_s if ends_at is None else max(0.0, ends_at - request.loop.time())
 
     def clock(self) -> Deadline:
-        """The running deadline, for readers of the answer. Changes to it apply to them."""
+        """The running deadline, for readers of the answer. They see changes to it."""
         deadline = self._deadline = self._deadline or Deadline(None)
         began_s = self.request.started_s + self.request.held_s
         ends_at = None if self.timeout_s is None else began_s + self.timeout_s
@@ -456,7 +458,7 @@ class WatchedExchange:
 
     @contextmanager
     def streaming(self, answer: Closable, outlet: EventStream | None = None) -> Iterator[None]:
-        """Makes an event stream closable from outside while it is passed on. Raises Refusal if it was cut off."""
+        """Allows an event stream to be closed from outside while it is passed on. Raises Refusal if it was cut off."""
         if self.cut is not None:
             raise Refusal(self.cut)
         self.answer, self.outlet = answer, outlet
@@ -468,7 +470,7 @@ class WatchedExchange:
             self.answer = self.outlet = None  # it may refer back here, and reference cycles are freed late
 
     def cut_off(self, reason: Reason) -> None:
-        """Ends the stream or call because its session or permission has ended, or sidecar stops. Idempotent."""
+        """Ends the stream or call because its session or permission has endedor the sidecar stops. Idempotent."""
         if self.cut is not None:
             return
         self.cut = reason
@@ -479,8 +481,8 @@ class WatchedExchange:
 
 
 class UpstreamExchange(WatchedExchange):
-    """One decided MCP call and its server. `outward` None is the server's own address, where messages stay unchanged.
-    With progress the call may take `longest_s` in all, if that is more than `timeout_s`."""
+    """One decided MCP call and its server. `outward` None is the server's own address, at which messages are unchanged.
+    With progress, the call may take `longest_s` in total, if that is more than `timeout_s`."""
 
     outward: AggregateNames | None = None
     longest_s = 0.0
@@ -519,7 +521,7 @@ class UpstreamExchange(WatchedExchange):
         deadline.at = max(deadline.at, again)
 
     def post(self, message: Message | None, last_event_id: str | None = None) -> Coroutine[Any, Any, UpstreamAnswer]:
-        """Sends a message to the upstream. Awaited, it returns when the head of the answer is here."""
+        """Sends a message to the upstream. Awaited, it returns when the head of the answer has arrived."""
         request, session, service, verb, span = self.request, self.session, self.service, "POST", None
         if request.spans is not None:
             span, extra, message = request.spans.toward(self, message)

@@ -1,7 +1,7 @@
 """Records the metrics of one request, and describes it for the operator's log.
 
 The stages report values; only this module turns them into series and fields. Durations and statuses are those of the
-audit record, so that the two can be compared.
+audit record, so they can be compared.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def measure(metrics: Metrics, request: RequestContext) -> None:
         if refusal.reason is Reason.BAD_ARGUMENTS:
             metrics.schema_violated(server)
     decision, marks, series = record.decision, record.marks, None
-    # Of a call to no server, or to all of them, the aggregate frontend counts each server.
+    # The aggregate frontend counts each server of a call to all servers or to none.
     answered = "upstream" in marks and bool(server)
     kind = None if decision is None else decision.links[-1].kind
     tool = "" if metrics.tool_labels is None else _tool_label(metrics.tool_labels, request)
@@ -60,12 +60,12 @@ def _tool_label(labels: ToolLabels, request: RequestContext) -> str:
 
 
 def status_of(record: Recording, refusal: Refusal | None) -> str:
-    """How a request ended, as one of the values of `STATUSES`."""
+    """How a request ended: one of `STATUSES`."""
     return refusal.answer.status if refusal else TOOL_ERROR if record.tool_error else "success"
 
 
 def request_line(record: Recording, refusal: Refusal | None) -> Mapping[str, object]:
-    """The fields of the line that the operator's log has for an answered request. None comes from the arguments."""
+    """The fields of the log line of an answered request. None comes from the arguments."""
     return {
         **record.named(),
         "principal": None if record.caller is None else record.caller.last.name,
@@ -86,7 +86,7 @@ def judged(
     *,
     shadow: bool,
 ) -> None:
-    """Counts the decisions of policy and limits on a call; `excused` are refusals that shadow mode let pass."""
+    """Counts the decisions of policy and limits on a call; `excused` are refusals that shadow mode ignored."""
     for row in _judgement(metrics, record, plan, refusal, excused, shadow=shadow):
         row[0] += 1
     if plan is not None and plan.paid:
@@ -103,7 +103,7 @@ def _judgement(
     shadow: bool,
 ) -> Iterator[Row]:
     """Yields the rows that count the decisions of policy and limits."""
-    if (decision := record.decision) is not None:  # by its deciding link: the first denied one, or the last
+    if (decision := record.decision) is not None:  # by its deciding link: the first denied one, otherwise the last
         deciding = next((link for link in decision.links if not link.allowed), decision.links[-1])
         word = "allow" if decision.allowed else "would_deny" if shadow else "deny"
         yield metrics.decision_row(deciding.kind, word, decision.reason)

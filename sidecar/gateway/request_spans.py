@@ -47,15 +47,15 @@ if TYPE_CHECKING:
     from sidecar.upstreams.agents import AgentUpstream
 
 CARRIED: Final = ("traceparent", "tracestate")
-"""The keys of W3C Trace Context, in headers and in `_meta`. Baggage is the caller's, and is not passed on."""
-MAX_SESSION_CHARS: Final = 256  # of an id that may be no session's
+"""The keys of W3C Trace Context, in headers and in `_meta`. The caller's baggage is not passed on."""
+MAX_SESSION_CHARS: Final = 256  # of an id that may belong to no session
 MAX_RULES: Final = 16
 OPERATION_BUCKETS_S: Final = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 DECISION, LIMITS, APPROVAL = "sidecar.decision", "sidecar.limits", "sidecar.approval"
 _INVOKING: Final = frozenset({SEND.action, STREAM.action})
 _NAMING: Final = {"tools/call": "gen_ai.tool.name", "prompts/get": "gen_ai.prompt.name"}
 _LOCATING: Final = frozenset({"resources/read", "resources/subscribe", "resources/unsubscribe"})
-# Attributes of the metrics. The others are unbounded: callers may make up names of prompts.
+# Attributes of the metrics. The others are unbounded: callers may invent names of prompts.
 _MEASURED: Final = frozenset(
     {"mcp.method.name", "mcp.protocol.version", "gen_ai.operation.name", "gen_ai.tool.name"}
     | {"network.transport", "network.protocol.name", "network.protocol.version", "server.address", "server.port"}
@@ -99,7 +99,7 @@ class RequestTracing:
 
 
 class RequestSpans:
-    """The spans of one request. The SERVER span begins once the request has been read, with the time at which it came,
+    """The spans of one request. The SERVER span begins once the request has been read, but with its time of arrival,
     because its name and attributes decide whether it is sampled."""
 
     __slots__ = (
@@ -116,7 +116,7 @@ class RequestSpans:
         self._last: UpstreamSpan | None = None
 
     def heard(self, meta: Mapping[str, Any]) -> None:
-        """Takes the parent from a message's `_meta`. Another one in the headers becomes a link."""
+        """Takes the parent from a message's `_meta`. A different one in the headers becomes a link."""
         found = _context_in(trace_context(meta.get("traceparent"), meta.get("tracestate")))
         if found is None:
             return
@@ -125,7 +125,8 @@ class RequestSpans:
         self._parent = found
 
     async def reading(self, request: RequestContext, reading: Any) -> Any:
-        """Reads the request and begins its SERVER span, also where it is refused: the audit record names the trace."""
+        """Reads the request and begins its SERVER span, also for a refused request, because the audit record names the
+        trace."""
         try:
             return await reading
         finally:
@@ -180,7 +181,7 @@ class RequestSpans:
 
     def _client(self, name: str, attributes: Attributes, server: Span) -> UpstreamSpan:
         self._last = span = self.tracing.client(name, attributes, server)
-        self._clients = [*(one for one in self._clients if not one.has_ended), span]  # a session's stream may last days
+        self._clients = [*(one for one in self._clients if not one.has_ended), span]  # a stream may be open for days
         return span
 
     def end(self, request: RequestContext) -> None:
@@ -213,12 +214,12 @@ class RequestSpans:
             self.tracing.metrics.request_traced(request.protocol, request.server, duration_s, about)
         measured = self._attributes
         if "mcp.method.name" in measured and record.protocol == "mcp":
-            if not request.charged:  # a caller may name any number of tools that do not exist
+            if not request.charged:  # a caller may name any number of nonexistent tools
                 measured.pop("gen_ai.tool.name", None)
             _measure(self.tracing.server_s, duration_s, measured, error, code, server)
 
     def _tell_stages(self, server: Span, request: RequestContext) -> None:
-        """Adds events for the decisions of policy and limits, never for what they read."""
+        """Adds events for the decisions of policy and limits, without the values that they read."""
         record, refusal, decision = request.record, request.refusal, request.record.decision
         marks = record.marks
         if decision is not None:
@@ -246,8 +247,8 @@ class RequestSpans:
 
 
 class UpstreamSpan:
-    """A CLIENT span. It ends with the answer, with the stream that the answer is, or with its request. `code` is the
-    error in the answer, as JSON-RPC numbers it; `headers` carry its context."""
+    """A CLIENT span. It ends with the answer, with the answer's stream, or with its request. `code` is the JSON-RPC
+    error code in the answer; `headers` carry the span's context."""
 
     __slots__ = ("_attributes", "_began_s", "_error", "_heard_ns", "_span", "_tracing", "code", "has_ended", "headers")
 
@@ -259,7 +260,7 @@ class UpstreamSpan:
         self._heard_ns: int | None = None
 
     async def followed(self, answering: Coroutine[Any, Any, UpstreamAnswer]) -> UpstreamAnswer:
-        """Returns an MCP server's answer, with whose end the span ends."""
+        """Returns an MCP server's answer. The span ends with it."""
         try:
             answer = await answering
         except BaseException as error:
@@ -270,7 +271,7 @@ class UpstreamSpan:
         return TracedAnswer(answer, self)
 
     async def during(self, answering: Coroutine[Any, Any, Any]) -> Any:
-        """Returns an agent's answer, with which the span ends unless it is a stream."""
+        """Returns an agent's answer. The span ends with it, unless it is a stream."""
         try:
             answer = await answering
         except BaseException as error:
@@ -283,7 +284,7 @@ class UpstreamSpan:
         return answer
 
     def heard(self, result: Mapping[str, Any] | None, error: Mapping[str, Any] | None) -> None:
-        """Notes the answer to the message: how it ended, and when."""
+        """Records how and when the message was answered."""
         self._heard_ns = time.time_ns()
         if error is not None:
             code = error.get("code")
@@ -295,7 +296,7 @@ class UpstreamSpan:
         self._error, self.code = error, code
 
     def end(self, cause: BaseException | None = None) -> None:
-        """Ends the span, once. `cause` is what ended it early."""
+        """Ends the span, once. `cause` is the reason of an early end."""
         if self.has_ended:
             return
         self.has_ended = True
@@ -313,7 +314,7 @@ class UpstreamSpan:
 
 
 class TracedAnswer(UpstreamAnswer):
-    """An answer with whose end a span ends."""
+    """An answer that ends a span at its own end."""
 
     __slots__ = ("_inner", "_span")
 
@@ -349,7 +350,7 @@ def _measure(
     histogram: Any, duration_s: float, attributes: Attributes, error: str, code: int | None, span: Span
 ) -> None:
     bounded = {name: value for name, value in attributes.items() if name in _MEASURED}
-    if code is not None and code not in _RESERVED_CODES:  # any number that an upstream makes up
+    if code is not None and code not in _RESERVED_CODES:  # an upstream may invent any number
         error, code = OTHER_ERROR, None
     if error:
         bounded["error.type"] = error
@@ -373,7 +374,8 @@ def _span_context(context: Context) -> SpanContext:
 
 
 def _approval_of(request: RequestContext) -> Attributes | None:
-    """Returns the approval that a call needed: its id, what became of the call, and how long it was held for it."""
+    """Returns the approval that a call needed: its id, the result for the call, and how long the call was held for
+    it."""
     used, refusal, awaited = request.record.approval, request.refusal, request.awaited
     if used is not None:
         name, outcome = used["id"], "used"
@@ -391,7 +393,7 @@ def _approval_of(request: RequestContext) -> Attributes | None:
 
 
 def _is_told_as_error(request: RequestContext, refusal: Refusal) -> bool:
-    """Reports whether the caller hears of a refusal by a JSON-RPC error of MCP."""
+    """Reports whether the caller receives a refusal as a JSON-RPC error of MCP."""
     if request.record.protocol != "mcp" or request.shape is AnswerShape.PLAIN or request.unanswered:
         return False
     as_result = request.now.manner.deny_style == "tool_result" and request.method == "tools/call"
@@ -401,7 +403,7 @@ def _is_told_as_error(request: RequestContext, refusal: Refusal) -> bool:
 def _name_of(request: RequestContext) -> str:
     record, call = request.record, request.record.call
     method = request.method or ("" if call is None else call.method)
-    if not request.now.has_method(method):  # a caller may make up any
+    if not request.now.has_method(method):  # a caller may invent any
         return request.verb
     if record.protocol in ASKED:
         return f"{record.protocol} {method}"
@@ -487,7 +489,7 @@ def _of_caller(request: RequestContext) -> Attributes:
 
 
 def _of_address(url: str) -> Attributes:
-    """Returns what is called: the address, without path and query, or a program."""
+    """Returns the target of the call: the address, without path and query, or a program."""
     if not url:
         return {"network.transport": "pipe"}
     parts = urlsplit(url)

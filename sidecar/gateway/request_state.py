@@ -1,11 +1,10 @@
-"""Seals values that a caller keeps and gives back: `requestState`, and the cursors of merged lists.
+"""Seals values that a caller stores and returns: `requestState`, and the cursors of merged lists.
 
-A stateless server should bind its state to a user, but sees only sidecar (MCP 2026-07-28). So the state is sealed here
-to the chain, the server, the method and the name called, and opened before a call is forwarded. With it stands the
-approval that the call used, so that its next round needs no other one; a call that waits for an approval is given a
-state without a server's. The cursor of a merged
-list holds the cursors of all servers with more entries; it is sealed to the chain and the list, because a server's
-cursor is returned to it unread.
+A stateless server should bind its state to a user, but sees only the sidecar (MCP 2026-07-28). So the state is sealed
+here to the chain, the server, the method and the name called, and opened before a call is forwarded. The sealed state
+includes the approval that the call used, so its next round needs no other one. A call that waits for an approval
+receives a state without a server's. The cursor of a merged list holds the cursors of all servers with more entries. It
+is sealed to the chain and the list, because a server's cursor is returned to the server unread.
 """
 
 from __future__ import annotations
@@ -29,12 +28,12 @@ _NO_STATE = b"\xff"  # in place of a server's state, which is UTF-8
 
 @dataclass(frozen=True, slots=True)
 class Seal:
-    """Binds bytes to texts, such as a chain and a method, for which alone they can be opened."""
+    """Seals bytes under a context, such as a chain and a method; they can be opened under the same context only."""
 
     key: bytes = field(repr=False)
 
     def seal(self, said: bytes, *about: str) -> str:
-        """Returns a text that can be opened for the same `about` only."""
+        """Returns a text that can be opened with the same `about` only."""
         return base64url.encode(self._mac(said, about) + said)
 
     def open(self, sealed: object, *about: str) -> bytes | None:
@@ -72,7 +71,7 @@ class RequestStates:
         return self.sealed.seal(ends + said, *_about(caller, call))
 
     def open(self, caller: Caller, call: Call, sealed: object) -> RequestState:
-        """Opens a state. Raises Refusal(MALFORMED_CALL), the same for all that was not sealed for this."""
+        """Opens a state. Raises Refusal(MALFORMED_CALL), the same for every value that was not sealed for this."""
         said = self.sealed.open(sealed, *_about(caller, call))
         if said is None or int.from_bytes(said[:_TIME_BYTES], "big") < self.now_s():
             raise malformed("params.requestState is not one that this call was given", INVALID_PARAMS)

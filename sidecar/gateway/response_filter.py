@@ -39,15 +39,13 @@ _new = tuple.__new__
 LEFT_OUT = "sidecar/left_out"  # in the `_meta` of a list: omitted entries, and why
 MAX_LEFT_OUT = 32
 LONG_BYTES = 2**20  # of one message
-SLICE_ENTRIES = (
-    500  # list entries filtered before other work runs (threats I11): some 10 us each, if rules are compiled
-)
+SLICE_ENTRIES = 500  # list entries filtered before other work runs (threats I11): about 10 us each with compiled rules
 
 
 class FilteredMessage(NamedTuple):
-    """The outcome of one message. `out` goes to the caller, `reply` back to the upstream; either may be None. `final`
-    says that the call has its answer; `version` is the revision that an `initialize` agreed on, `result` the result of
-    a call. `status` is the HTTP status of an error."""
+    """The outcome of one message. `out` goes to the caller, `reply` back to the upstream; either may be None. `final`:
+    the call has its answer; `version` is the revision that an `initialize` agreed on, `result` the result of a call.
+    `status` is the HTTP status of an error."""
 
     out: bytes | None = None
     reply: jsonrpc.Response | None = None
@@ -59,7 +57,7 @@ class FilteredMessage(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class FilterServices:
-    """What the filters of all answers use."""
+    """Services that the filters of all answers use."""
 
     live: Live
     switch: KillSwitch
@@ -69,7 +67,7 @@ class FilterServices:
 
 class ResponseFilter:
     """Filters one answer, by the rules of the exchange's own revision (`judged_by`). `expected` are the ids that may be
-    answered here, `creators` the questions of those that may be answered with a task."""
+    answered here, `creators` the questions of requests that may be answered with a task."""
 
     __slots__ = ("creators", "exchange", "expected", "shared")
 
@@ -84,12 +82,12 @@ class ResponseFilter:
 
     @property
     def answers(self) -> Id | None:
-        """The id of the one request that this answers; None for a stream that answers none, or many."""
+        """The id of the only request that this answers; None for a stream that answers none or several."""
         return self.expected[0] if isinstance(self.expected, tuple) and len(self.expected) == 1 else None
 
     async def response(self, response: jsonrpc.Response, raw: bytes) -> FilteredMessage:
-        """Filters a response; the owner of a task that it creates is recorded. Yields to other work during long lists.
-        Raises Refusal: RESPONSE_REFUSED, or a denial of what it requests of the caller."""
+        """Filters a response and records the owner of a task that it creates. Yields to other work during long lists.
+        Raises Refusal: RESPONSE_REFUSED, or the denial of a request that it makes of the caller."""
         if len(raw) > LONG_BYTES:  # parsing took milliseconds and writing will: other work runs
             await asyncio.sleep(0)
         exchange, (request_id, result, error) = self.exchange, response
@@ -172,7 +170,7 @@ class ResponseFilter:
         return any(task_id not in owned for task_id in task_messages.named_by_upstream(message))
 
     async def _lost_in_answer(self, earlier: PendingRequest | None, owned: Owned) -> Reason | None:
-        """Returns why an answer is not allowed any more: rules or switches changed since its call or its task."""
+        """Returns why an answer is not allowed now, because rules or switches changed since its call or its task."""
         if earlier is not None and not earlier.question.object.startswith("nhi:"):
             return await self._lost(earlier.question)
         method = self.exchange.call.method if earlier is None else earlier.method
@@ -185,7 +183,7 @@ class ResponseFilter:
         return None
 
     async def _lost(self, question: Question) -> Reason | None:
-        """Returns why a question is not allowed any more, which is recorded."""
+        """Returns why a question is not allowed now; the reason is recorded."""
         exchange, now_s = self.exchange, self.shared.live.clock()
         decision = exchange.judged_by.engine.reconsider(exchange.caller.chain, question, now_s)
         if decision.allowed or exchange.judged_by.shadows(now_s):
@@ -209,7 +207,7 @@ class ResponseFilter:
         self, response: jsonrpc.Response, result: dict[str, Any], owned: Owned
     ) -> tuple[str, tuple[SeenTasks, Question] | None]:
         """Filters a result in place. Returns the revision that it agrees on, and the task that it creates with the
-        question that it answers."""
+        answered question."""
         version = ""
         if self.exchange.call.method == "initialize":
             version = str(result.get("protocolVersion"))
@@ -230,7 +228,7 @@ class ResponseFilter:
         if left_out:
             told = [one._asdict() for one in left_out[:MAX_LEFT_OUT]]
             result["_meta"] = {**(meta if isinstance(meta, dict) else {}), LEFT_OUT: told}
-        if "instructions" in result:  # models read instructions as they do descriptions
+        if "instructions" in result:  # models read instructions like descriptions
             for text in self._legible([result.pop("instructions")]):
                 result["instructions"] = text
         if result.get("resultType", "complete") not in messages.RESULT_TYPES:
@@ -246,7 +244,7 @@ class ResponseFilter:
                 raise refused(f"its requestState is not a text of {MAX_STATE_BYTES} bytes at most")
             result["requestState"] = self.shared.states.seal(self.exchange.caller, self.exchange.call, state, approval)
         if "cacheScope" in result:
-            # It was filtered for one caller, so no shared cache may serve it to another.
+            # It was filtered for one caller, so a shared cache must not serve it to another.
             result["cacheScope"] = "private"
         created = None
         if (task := task_messages.created_in(result)) is not None:
@@ -328,14 +326,14 @@ class ResponseFilter:
         return [entry for entry in map(_stripped, entries) if entry is not None]
 
     def _may_list(self, question: Question, now_s: float) -> bool:
-        """Lists show what can be called; in shadow mode, everything."""
+        """Returns whether an entry is listed. Lists show what can be called; in shadow mode, everything."""
         rules = self.exchange.judged_by
         return rules.shadows(now_s) or rules.engine.may_list(self.exchange.caller.chain, question, now_s)
 
     async def _request(self, request: jsonrpc.Request, owned: Owned, *, foreign: bool) -> FilteredMessage:
         session = self.exchange.session
         if self.exchange.call.method == "initialize":
-            return FilteredMessage()  # not possible yet; a server must continue without (MCP 2025-11-25, lifecycle)
+            return FilteredMessage()  # not possible yet; a server must continue without it (MCP 2025-11-25, lifecycle)
         if session is None:
             if request.method == "ping":  # a server continues without its answer
                 return FilteredMessage()
@@ -381,7 +379,7 @@ class ResponseFilter:
         return FilteredMessage(jsonrpc.encode_notification(notification))
 
     async def _may_hear(self, task: dict[str, Any], owned: Owned) -> bool:
-        """Reports whether a task is the reader's, and may make its requests of the reader."""
+        """Reports whether a task is the reader's and may make its requests of the reader."""
         if task_messages.listed_id(task) not in owned:
             return False
         try:
@@ -394,11 +392,11 @@ class ResponseFilter:
 def _stripped(entry: Any) -> Any:
     try:
         return without_hidden(entry)
-    except AmbiguousKeysError:  # it is ambiguous which of the two values would be shown
+    except AmbiguousKeysError:  # it is ambiguous which of the two values the caller would see
         return None
 
 
-# Where a list entry has its URI or URI template.
+# The member of a list entry that holds its URI or URI template.
 _LOCATED: Mapping[str, Callable[[Any], str]] = {
     "resources": itemgetter("uri"),
     "resourceTemplates": itemgetter("uriTemplate"),
@@ -408,7 +406,7 @@ _NOT_PERMITTED = {"code": 403, "message": "The client may not be asked for this"
 
 
 def read_answer(raw: bytes) -> jsonrpc.Message:
-    """Parses one message of the upstream. Raises Refusal(RESPONSE_REFUSED), because the error is never the caller's."""
+    """Parses one message of the upstream. Raises Refusal(RESPONSE_REFUSED), because the upstream made the error."""
     try:
         return jsonrpc.message_from(jsonrpc.parse_answer(raw))
     except Refusal as refusal:

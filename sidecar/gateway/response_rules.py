@@ -18,7 +18,7 @@ from sidecar.protocols.jsonrpc import Message, Response
 from sidecar.protocols.mcp import task_messages
 from sidecar.upstreams.mcp.sessions import PendingRequest
 
-_OF_THE_ERA = frozenset({"_meta", "resultType", "ttlMs", "cacheScope"})  # not stored: the rest is common to all eras
+_OF_THE_ERA = frozenset({"_meta", "resultType", "ttlMs", "cacheScope"})  # not stored: revisions differ in them
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +51,11 @@ class ResponseRules:
 async def inspect(
     exchange: UpstreamExchange, screen: ResponseScreen, message: Message, raw: bytes, owned: Owned
 ) -> ResponseRules:
-    """Redacts a message in place. `raw` is the message as received, `owned` are those of its tasks that are the
-    caller's. Raises Refusal(RESPONSE_REFUSED)."""
+    """Redacts a message in place. `raw` is the message as received, `owned` are its tasks that belong to the caller.
+    Raises Refusal(RESPONSE_REFUSED)."""
     first = _asked(exchange, message)
     asked, result = _in_the_end(first, message, owned)
-    # Pending requests are kept for a limited time; the rules of a forgotten call must apply after it too.
+    # Pending requests are stored for a limited time; the rules of a forgotten call must apply after it too.
     strictly = first != exchange.asked
     reading = screen.reading(asked.method, asked.tool, strictly=strictly)
     if reading.max_bytes is not None and len(raw) > reading.max_bytes:
@@ -64,10 +64,10 @@ async def inspect(
         await _check_output(exchange, asked.tool, result, reading)
     if isinstance(message, Response) and message.result is result:
         replaced = await _screened(reading, message)
-    else:  # a message beside an answer belongs to some call; on a one-way stream, to an unknown one
+    else:  # a message next to an answer belongs to some call; on a one-way stream, to an unknown one
         around = screen.reading(first.method, first.tool, strictly=strictly or not isinstance(message, Response))
         replaced = await _screened(around, message)
-        if result is not None:  # rules address a result by itself
+        if result is not None:  # rules address a result without its envelope
             replaced += await _screened(reading, Response(0, result))
     return ResponseRules(exchange, asked, replaced, result if reading.keeps else None)
 
@@ -89,7 +89,8 @@ def _asked(exchange: UpstreamExchange, message: Message) -> PendingRequest:
 
 
 def _in_the_end(asked: PendingRequest, message: Message, owned: Owned) -> tuple[PendingRequest, dict[str, Any] | None]:
-    """Returns the call whose result a message holds (for a task, the one that created it), and the result."""
+    """Returns the call whose result a message holds, and the result. For a task it is the call that created the
+    task."""
     if isinstance(message, Response) and not asked.method.startswith("tasks/"):
         plain = isinstance(message.result, dict) and task_messages.created_in(message.result) is None
         return asked, message.result if plain else None

@@ -1,6 +1,6 @@
 """Streams an upstream's answer to the caller.
 
-An answer is one body, or a stream of events, and is recorded before it is complete. `response_filter.py` decides which
+An answer is one body or a stream of events. It is recorded before it is complete. `response_filter.py` decides which
 messages pass.
 """
 
@@ -31,7 +31,7 @@ from sidecar.upstreams.http_address import hold
 from sidecar.upstreams.mcp.transport import MAX_ERROR_BYTES, UpstreamAnswer
 from sidecar.upstreams.statuses import in_words_of, passes_on, refusal_of
 
-# How much of a stream is read before other work runs: 16 KiB of the smallest events take 10 ms (threats I11).
+# How much of a stream is read before other work runs. 16 KiB of the smallest events take 10 ms (threats I11).
 SLICE_BYTES = 16 * 1024
 # Statuses with which an upstream may carry a protocol error; any other status is a failure of the upstream.
 PROTOCOL_STATUSES = frozenset({400, 404})
@@ -43,8 +43,8 @@ Passing = Callable[[EventStream], Awaitable[bool]]
 
 
 class ResponseStream:
-    """Moves one upstream's answer to one caller and records its outcome. `passage` None: the messages were filtered
-    before. `last_event_id` is the last event passed on, `retry_s` the upstream's delay before resuming."""
+    """Moves one upstream's answer to one caller and records its outcome. `passage` None: the messages are already
+    filtered. `last_event_id` is the last event passed on, `retry_s` the upstream's delay before resuming."""
 
     last_event_id: str | None = None
     retry_s = RETRY_S
@@ -63,7 +63,7 @@ class ResponseStream:
         return await self.exchange.request.respond(passed.status, passed.out or b"", JSON)
 
     async def whole(self, answer: UpstreamAnswer) -> FilteredMessage:
-        """Returns the one message that answers, from a body or a stream; other messages of a stream are dropped."""
+        """Returns the answer's message, from a body or a stream; other messages of a stream are dropped."""
         passage = self.passage
         try:
             if answer.status != 200:
@@ -75,7 +75,7 @@ class ResponseStream:
                 raise refused("its body is not an answer")
             message = read_answer(raw)
             if isinstance(message, jsonrpc.Response):
-                if message.id is None:  # an error, about the only request that it can be about
+                if message.id is None:  # an error, which can only be about the one request
                     message = message._replace(id=passage.answers)
                 return await passage.response(message, raw)
             await passage.other(message, raw)
@@ -135,7 +135,8 @@ class ResponseStream:
         return await self._stream(paired, partial(paired.hold, endpoint), until_answer=False)
 
     async def _refusal(self, answer: UpstreamAnswer) -> Refusal:
-        """Returns the refusal for a status, with the error in the body if that may pass, or raises Refusal."""
+        """Returns the refusal for a status, with the error in the body if the error may pass. Otherwise raises
+        Refusal."""
         refusal = refusal_of(answer)
         if not passes_on(refusal) or answer.media_type != JSON:
             return refusal
@@ -149,8 +150,8 @@ class ResponseStream:
         return in_words_of(refusal, (await self._screened(said.error, raw)).error or said.error)
 
     async def _screened(self, error: dict[str, Any], raw: bytes) -> jsonrpc.Response:
-        """Returns an error, redacted, as this exchange's own, whatever its id: the official 1.x server writes
-        "server-error" as the id, and a client that probes for the era must receive its 400."""
+        """Returns an error, redacted, as the answer of this exchange, whatever its id: the official 1.x server uses the
+        id "server-error", and a client that probes for the revision must receive its 400."""
         own = jsonrpc.Response(self.exchange.request.request_id, error=error)
         if (screen := screen_of(self.exchange)) is not None:
             await (await inspect(self.exchange, screen, own, raw, NOTHING)).settle(passes=False)
@@ -189,7 +190,7 @@ class ResponseStream:
         return sent.response
 
     async def _caller_left(self, sent: EventStream) -> None:
-        """Handles a disconnect, which is the normal end of an endless stream, and of a resumed one after its answer."""
+        """Handles a disconnect. It is the normal end of an endless stream, and of a resumed one after its answer."""
         if not self.exchange.endless or self.exchange.request.record.done:
             return
         try:
@@ -231,8 +232,8 @@ class ResponseStream:
         return sent.shared and await self._rest(sent)
 
     async def _rest(self, sent: EventStream) -> bool:
-        """Resumes a stream that the server left early for its reader to poll (MCP 2025-11-25). This caller cannot, so
-        the rest is fetched here, within the call's deadline. Returns whether the answer came."""
+        """Resumes a stream that the server left early for its reader to poll (MCP 2025-11-25). This kind of caller
+        cannot resume, so the rest is fetched here, within the call's deadline. Returns whether the answer came."""
         while self.last_event_id is not None:
             await asyncio.sleep(min(self.retry_s, self.exchange.patience_s))
             with await self.exchange.listen(self.last_event_id) as rest:
@@ -244,7 +245,8 @@ class ResponseStream:
         return False
 
     async def pass_on(self, answer: UpstreamAnswer, sent: EventStream, *, until_answer: bool = False) -> bool:
-        """Passes on a stream's events to its end, or to the answer; returns True when that came. Raises Refusal."""
+        """Passes on a stream's events up to the answer or the end of the stream; returns True for the answer. Raises
+        Refusal."""
         async with aclosing(self.read(answer)) as events:
             async for event in events:
                 if await self.event(event, sent, until_answer):
@@ -265,8 +267,7 @@ class ResponseStream:
                         yield event
                     last = event
                     if deadline.at is not None and loop.time() >= deadline.at:
-                        # A server that sends more than can be filtered never has to be waited for, so no time-out fires
-                        # by itself.
+                        # Reading a fast server never waits, so no time-out fires without this check.
                         raise Refusal(Reason.UPSTREAM_TIMEOUT, "it did not come to an end in time")
         share.close()
 
@@ -305,14 +306,14 @@ class ResponseStream:
 
 
 def _hint(event: sse.SseEvent, event_id: str | None) -> bytes:
-    """Returns what the caller receives of an event without a message: its id and retry delay, or a comment."""
+    """Returns the part of an event without a message that the caller receives: its id and retry delay, or a comment."""
     if event.data and event_id is None and event.retry_ms is None:  # an event of another type
         return sse.KEEP_ALIVE
     return sse.encode_hint(id=event_id, retry_ms=event.retry_ms, data=event.data == "")
 
 
 def withhold(answer: object) -> None:
-    """Tells a waiting call that its input request does not reach the caller."""
+    """Reports to a waiting call that its input request does not reach the caller."""
     if isinstance(answer, UpstreamAnswer):
         answer.withhold()
 

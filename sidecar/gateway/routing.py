@@ -36,16 +36,16 @@ NO_ALIASES: Aliases = MappingProxyType({})
 
 METADATA_PATH = "/.well-known/oauth-protected-resource"
 MCP, METADATA, KEYS = "mcp", "metadata", "keys"
-ISSUER = "issuer"  # where clients of MCP 2025-03-26 look for it
+ISSUER = "issuer"  # the address at which clients of MCP 2025-03-26 look for it
 ISSUER_PATH = "/.well-known/oauth-authorization-server"
 AGENT, CARD, SEED_CARD, AGENT_METADATA = "agent", "card", "seed card", "agent metadata"
-PUSH = "push"  # receives agents' pushes; the server's name is a handle
+PUSH = "push"  # receives agents' pushes; the name in the path is a handle
 TASKS, TASK, TASK_CANCEL, TASKS_METADATA = "tasks", "task", "cancel a task", "tasks metadata"  # of the task API
 TASK_API = "a2a/tasks"  # the folder of its addresses
 AGENTS = "agents"  # the folder of agents' addresses, as `mcp` is that of servers
 EVERY = ""  # in place of a server's name: all that the caller may see
 SSE, MESSAGES = "sse", "messages"  # the two addresses of the HTTP+SSE transport of MCP 2024-11-05
-TOOLS, TOOL = "tools", "tool"  # plain calls: the list, and one of it
+TOOLS, TOOL = "tools", "tool"  # plain calls: the list, and one tool
 APPROVAL = "approval"  # of a plain call, for its caller to poll
 _TASK = "([A-Za-z0-9-]{1,64})"
 _SERVER = "([a-z0-9]+(?:-[a-z0-9]+)*)"
@@ -81,7 +81,8 @@ MAX_NAMES, MAX_NAME_BYTES = 1024, 64
 _ABSOLUTE = re.compile(r"https?://([A-Za-z0-9.:\[\]_-]{1,300})((?:[/?].*)?)", re.IGNORECASE)
 _TOOL = re.compile(rf"{_NAME}\Z")
 WHOLE = frozenset({"", "/", "/v1", "/v1/"})
-"""What is left of a path that names a whole upstream. An agent has three such paths: the seed's is /agents/{id}/v1."""
+"""The remainder of a path that names a whole upstream. An agent has three such paths; the one of the original models is
+/agents/{id}/v1."""
 _A2A = ("/agents/", "/.well-known/agents/", "/a2a/", "/api/nhi/")
 _PLAIN = re.compile(rf"/mcp/{_SERVER}/(?:tools|approvals)(?:[/?]|\Z)")
 _SESSION = re.compile(r"session_id=([A-Za-z0-9_\-]{1,128})\Z")
@@ -93,7 +94,7 @@ _REFUSED_MEDIA = re.compile(r";[ \t]*q=0(?:\.0{0,3})?[ \t]*(?:;|\Z)", re.IGNOREC
 _TRACE_PARENT = re.compile(r"00-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}\Z")
 _TRACE_STATE = re.compile(r"[\x21-\x7e ]{1,512}\Z")
 _CORRELATION = re.compile(r"[A-Za-z0-9._:\-]{1,128}\Z")
-# Headers of proxies or browsers, which a private listener never receives directly.
+# Headers that proxies or browsers add, which a private listener never receives directly.
 _PROXY_TRACES = ("origin", "forwarded", "via")
 _ACCEPTED_BY = {
     "application/json": ("application/json", "application/*", "*/*"),
@@ -119,8 +120,8 @@ class Entrance:
 
 
 class Route(NamedTuple):
-    """A parsed address. `server` is the upstream in it (EVERY: all), `rest` a tool's name or what follows an agent's,
-    `alias` the agent's own path if that was called."""
+    """A parsed address. `server` is the upstream in it (EVERY: all), `rest` a tool's name or the path after an agent's,
+    `alias` the agent's own path if the request used it."""
 
     kind: str
     server: str
@@ -129,7 +130,7 @@ class Route(NamedTuple):
 
 
 class _Names(dict[bytes, str]):
-    """Names of headers in lower case by the bytes in which callers write them. Those seen first are kept."""
+    """Names of headers in lower case by their bytes as callers write them. The first ones seen are cached."""
 
     def __missing__(self, raw: bytes) -> str:
         name = raw.decode("ascii", "replace").lower()
@@ -151,7 +152,7 @@ def headers_of(request: web.BaseRequest) -> Headers:
 
 
 def known_headers(request: web.BaseRequest) -> Headers:
-    """Returns `headers_of` a request, which are read once for requests of a connection that have the same head."""
+    """Returns `headers_of` a request. Requests of one connection with the same head share the result."""
     head: RepeatedHead | None = getattr(request, "head", None)
     if head is None:
         return headers_of(request)
@@ -161,7 +162,7 @@ def known_headers(request: web.BaseRequest) -> Headers:
 
 
 def check_envelope(request: web.BaseRequest, headers: Headers, entrance: Entrance) -> None:
-    """Checks all that precedes the address. Raises Refusal: MALFORMED_CALL, or ORIGIN_REFUSED for a foreign Host or
+    """Checks everything before the address. Raises Refusal: MALFORMED_CALL, or ORIGIN_REFUSED for a foreign Host or
     Origin, so that a browser page cannot call (threats H8)."""
     if request.version is not HttpVersion11 or "transfer-encoding" in headers:
         check_framing(request.version, headers)
@@ -187,7 +188,7 @@ def check_framing(version: HttpVersion, headers: Headers) -> None:
 
 
 def origin_form(target: str) -> str:
-    """Returns path and query of a request target; another form stays (RFC 9112, 3.2.1 and 3.2.2)."""
+    """Returns path and query of a request target. Other forms are returned unchanged (RFC 9112, 3.2.1 and 3.2.2)."""
     if target[:1] == "/":
         return target
     match = _ABSOLUTE.fullmatch(target)
@@ -218,7 +219,7 @@ def route_of(raw_path: str, verb: str, aliases: Aliases = NO_ALIASES, prefix: st
     return _route_of(path, verb)
 
 
-@lru_cache(maxsize=256)  # refusals are not kept
+@lru_cache(maxsize=256)  # refusals are not cached
 def _route_of(path: str, verb: str) -> Route:
     for kind, pattern, verbs in ROUTES:
         if match := pattern.match(path):
@@ -280,7 +281,7 @@ def session_in(raw_path: str) -> str:
 
 
 def lone_token(headers: Headers, entrance: Entrance, shown: ShownCertificate = NOTHING) -> str:
-    """Returns the line of `Authorization` of a request that presents nothing else; "" for any other request."""
+    """Returns the line of `Authorization` of a request without other credentials; "" for any other request."""
     lines = headers.get("authorization", ())
     is_alone = not ("x-api-key" in headers or "dpop" in headers or entrance.principal or shown is not NOTHING)
     return lines[0] if len(lines) == 1 and is_alone else ""
@@ -317,13 +318,13 @@ def _urls(raw_path: str, headers: Headers, entrance: Entrance, base_url: str) ->
     path, hosts = raw_path.partition("?")[0], headers.get("host", ())
     scheme = "http" if entrance.principal else base_url.partition(":")[0]
     public = () if entrance.principal else (f"{base_url}{path}",)
-    # With a prefix, the same host without it may belong to another service.
+    # Without the prefix, the same host may be another service.
     known = entrance.hosts is not None and len(hosts) == 1 and not entrance.prefix
     return (*public, f"{scheme}://{hosts[0]}{path}") if known else public
 
 
 def check_accept(headers: Headers, *needed: str) -> None:
-    """Raises Refusal(NOT_ACCEPTABLE) unless the caller accepts every media type in which it may be answered."""
+    """Raises Refusal(NOT_ACCEPTABLE) unless the caller accepts every media type in which the answer may be sent."""
     lines = headers.get("accept")
     if lines and not _accepts(tuple(lines), needed):
         raise Refusal(Reason.NOT_ACCEPTABLE)
@@ -377,9 +378,9 @@ async def read_body(
     *,
     a2a: bool = False,
 ) -> bytes:
-    """Returns the whole body, which is JSON by its media type, or A2A's, and comes from `who`. `grow` gets the size so
-    far, and may refuse it. Raises Refusal: UNSUPPORTED_MEDIA_TYPE, TOO_LARGE, MALFORMED_CALL, CALLER_GONE, OVERLOADED
-    if its connection is needed for others."""
+    """Returns the whole body, which must be JSON by its media type, or A2A's. The reader is `who`. `grow` receives the
+    size so far, and may refuse it. Raises Refusal: UNSUPPORTED_MEDIA_TYPE, TOO_LARGE, MALFORMED_CALL, CALLER_GONE,
+    OVERLOADED if its connection is needed for others."""
     if (whole := arrived_body(request, headers, bounds, a2a=a2a)) is not None:
         grow(len(whole))
         return whole
@@ -387,7 +388,7 @@ async def read_body(
 
 
 async def received_body(request: web.BaseRequest, bounds: BodyBounds, grow: Callable[[int], None], who: str) -> bytes:
-    """Returns the whole body, of whatever media type. Raises Refusal as `read_body` does."""
+    """Returns the whole body, of any media type. Raises Refusal as `read_body` does."""
     content = request.content
     if content.is_eof() and content.exception() is None:
         whole = _bounded(content.read_nowait(-1), bounds)
@@ -423,7 +424,7 @@ async def _rest(content: StreamReader, bounds: BodyBounds, grow: Callable[[int],
     end_s = begun_s + bounds.body_timeout_s
     async with asyncio.timeout_at(end_s) as deadline:
         while True:
-            # bytes received so far extend the time for the rest (threats D1)
+            # bytes received so far extend the deadline for the rest (threats D1)
             deadline.reschedule(min(end_s, begun_s + BODY_PATIENCE_S + len(body) / BODY_RATE_BYTES_S))
             if not (chunk := await content.readany()):
                 return bytes(body)
@@ -439,7 +440,8 @@ def _bounded(body: Body, bounds: BodyBounds) -> Body:
 
 
 def correlation_of(headers: Headers, name: str) -> str:
-    """Returns a run, thread or request id of the caller: recorded, bounded in length, and never used for decisions."""
+    """Returns a run, thread or request id of the caller: recorded and bounded in length, but never used for
+    decisions."""
     lines = headers.get(name, ())
     return correlation_in(lines[0]) if len(lines) == 1 else ""
 
@@ -455,7 +457,7 @@ def trace_headers(headers: Headers) -> list[tuple[str, str]]:
 
 
 def trace_context(parent: object, state: object) -> list[tuple[str, str]]:
-    """Returns what is well-formed of a W3C trace context: nothing without its parent."""
+    """Returns the well-formed members of a W3C trace context; nothing without its parent."""
     if not isinstance(parent, str) or not trace_id_in(parent):
         return []
     passed = [("traceparent", parent)]

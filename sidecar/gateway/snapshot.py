@@ -62,16 +62,16 @@ from sidecar.vocabulary import Call, Chain, Decision, Question, RuleRef
 if TYPE_CHECKING:
     from sidecar.gateway.request_spans import RequestTracing
 
-MAX_ENDING = 200  # rows that are known to end
+MAX_ENDING = 200  # rows that have an end
 MAX_PAST, MAX_PAST_ROWS = 5, 50_000  # policies that served before, and their rows together
-MAX_LIMIT_LABELS = 1_000  # of rules with a limit, in metrics; further ones are labelled `other`
+MAX_LIMIT_LABELS = 1_000  # of rules with a limit, in metrics; the rest is labelled `other`
 SelfTest = Callable[[Engine, PolicySource, Path, Budgets], list[Fault]]
-"""Runs the tests of a policy. Returns the faults that keep the policy from serving."""
+"""Runs the tests of a policy. Returns the faults that prevent the policy from serving."""
 
 T = TypeVar("T")
 
-OIDC_PRESETS = ("keycloak", "entra", "okta")  # their metadata is OpenID Connect's
-# Method names of audit records that no protocol defines.
+OIDC_PRESETS = ("keycloak", "entra", "okta")  # their metadata is that of OpenID Connect
+# Method names in audit records that no protocol defines.
 OWN_METHODS = frozenset(
     {
         "approval",
@@ -95,7 +95,7 @@ TESTS_FOLDER = "tests"
 
 
 def _names_in(message: str) -> Keys:
-    """Returns the names of a message to an agent, with those of the messages in it. Others do not reach policy."""
+    """Returns the names of a message to an agent, with those of the messages in it. Other names do not reach policy."""
     fields = V10.messages[message].fields
     names = frozenset(one.json for one in fields)
     below = {one.json: _names_in(one.type) for one in fields if one.type in V10.messages and not one.many}
@@ -127,7 +127,7 @@ class Service:
 
     @property
     def url(self) -> str:
-        """The address that is dialled, "" for a program."""
+        """The address that is called, "" for a program."""
         return (self.definition.mcp and self.definition.mcp.url) or ""
 
     @property
@@ -146,17 +146,16 @@ class Service:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """Everything that a request reads. `base_url` is sidecar's URL for callers, without a trailing slash.
+    """Everything that a request reads.  `base_url` is the sidecar's URL for callers, without a trailing slash.
 
-    `shadow_until` (seconds since the epoch) is when enforcement begins; None is from the start. `keys_digest` changes
-    with every file of keys and credentials that settings name. `required` holds the digest of each tool of a server
-    that requires pins. `lenient` are the servers that may be sent similar keys. `signer` signs sidecar's tokens, `tls`
-    and `pdp_tls` apply to the next handshake of the data listener and of enforcement points. `offers` describe how
-    agents are offered, `aliases` map agents' own paths to names, `call_routes` are those that the pipeline found, by
-    path, verb and prefix. `ending` are the rows that end next.
-    `operators` are the credentials of the admin listener by
-    their secrets. `waiting` are the changed sections of settings that need a restart; `settings` has them as
-    they run.
+    `shadow_until` (seconds since the epoch) is when enforcement begins; None means from the start. `keys_digest`
+    changes with every file of keys and credentials that settings name. `required` holds the digest of each tool of a
+    server that requires pins. `lenient` are the servers that may be sent similar keys. `signer` signs the sidecar's
+    tokens. `tls` and `pdp_tls` apply to the next handshake of the data listener and of the enforcement points'
+    listener. `offers` describe how agents are offered, `aliases` map agents' own paths to names, `call_routes` are the
+    routes that the pipeline found, by path, verb and prefix. `ending` are the rows that end next. `operators` are the
+    credentials of the admin listener by their secrets. `waiting` are the changed sections of settings that need a
+    restart; `settings` has the running values.
     """
 
     settings: Settings
@@ -194,7 +193,7 @@ class Snapshot:
         return self.shadow_until is not None and now_s < self.shadow_until
 
     def says_the_same_as(self, other: Snapshot) -> bool:
-        """Reports whether an operator can notice no difference."""
+        """Reports whether operators would notice no difference."""
         return _noticed(self) == _noticed(other)
 
     def approves(self, server: str, tool: str, digest: str) -> bool:
@@ -211,7 +210,7 @@ class Snapshot:
 
     def similar_key(self, call: Call, decision: Decision) -> str | None:
         """Returns a pointer to a key of the arguments that a rule, or the upstream, may confuse with another one. In a
-        message to an agent only the keys that a rule reads matter. A tool's keys are those of its schema."""
+        message to an agent, only keys that a rule reads are compared. A tool's keys are those of its schema."""
         if call.upstream in self.lenient:
             return None
         is_mcp = call.protocol == "mcp"
@@ -257,7 +256,7 @@ class Snapshot:
         return any_of(self.enter_each(chain, call, now_s)) or self.engine.enter(chain, questions[0], now_s)
 
     def enter_each(self, chain: Chain, call: Call, now_s: float) -> Mapping[str, Decision]:
-        """Returns the decision on a call to all servers for each of them, in the order of their names."""
+        """Returns the decision for each server of a call to all servers, in the order of their names."""
         method = call.question.action
         return {
             name: self.engine.enter(chain, Question(f"nhi:{name}", method, name), now_s)
@@ -265,7 +264,7 @@ class Snapshot:
         }
 
     def ask_each(self, chain: Chain, call: Call, now_s: float) -> Mapping[str, Decision]:
-        """Returns the decision on a question to all agents for each of them, in the order of their names."""
+        """Returns the decision for each agent of a question to all agents, in the order of their names."""
         first = call.question
         questions = {name: first._replace(object=f"nhi:{name}") for name in sorted(self.agents)}
         return {name: self.engine.decide(chain, question, now_s) for name, question in questions.items()}
@@ -281,7 +280,7 @@ class Snapshot:
         return found[0] if len(found) == 1 else ""
 
     def meant_in_grpc(self, label: str) -> str:
-        """Returns the agent of a gRPC call that names none, by the first `label` of the authority."""
+        """Returns the agent of a gRPC call that names none, from the first `label` of the authority."""
         return label if label in self.agents else self.lone_in_grpc
 
     def audience(self, server: str, folder: str = MCP) -> Audience:
@@ -312,7 +311,7 @@ class Snapshot:
         issuers = () if gate is not None and gate.required else self.settings.identity.issuers
         document: dict[str, object] = {
             "resource": f"{self.base_url}{alias or '/' + place_of(server, folder)}",
-            "authorization_servers": [issuer.issuer for issuer in issuers],  # none where no token of theirs is accepted
+            "authorization_servers": [issuer.issuer for issuer in issuers],  # none if no token of theirs is accepted
             "bearer_methods_supported": ["header"],
             "dpop_signing_alg_values_supported": sorted(ALGORITHMS),
         }
@@ -361,7 +360,7 @@ def _each_once(found: Iterable[tuple[T, ...]]) -> tuple[T, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """The files beside the rules in the policy's folder."""
+    """The other files in the policy's folder."""
 
     budgets: Budgets
     disabled: Disabled
@@ -479,7 +478,7 @@ class Live:
     requests: set[Any] = field(default_factory=set)
     tracing: RequestTracing | None = None
     past: tuple[PastPolicy, ...] = ()
-    """The policies that served before, the last one first, as far as they are small."""
+    """The policies that served before, newest first, within the size limit."""
     _readers: dict[int, int] = field(default_factory=dict)
 
     def serve(self, new: Snapshot) -> None:
@@ -493,7 +492,7 @@ class Live:
             self.past = tuple(past for past, so_far in zip(before, rows, strict=True) if so_far <= MAX_PAST_ROWS)
 
     def take(self) -> Snapshot:
-        """Returns the snapshot for what is no request, and must call `leave` at its end."""
+        """Returns the snapshot for work other than a request. The caller must call `leave` at its end."""
         taken = self.current
         self._readers[id(taken)] = self._readers.get(id(taken), 0) + 1
         return taken
@@ -505,5 +504,5 @@ class Live:
             del self._readers[id(taken)]
 
     def is_read(self, snapshot: Snapshot) -> bool:
-        """Reports whether something in progress holds this snapshot."""
+        """Reports whether a request or other work in progress uses this snapshot."""
         return id(snapshot) in self._readers or any(request.now is snapshot for request in self.requests)

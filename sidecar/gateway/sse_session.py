@@ -1,7 +1,7 @@
 """Answers many requests on one event stream (MCP 2024-11-05).
 
 In the HTTP+SSE transport a session is a stream. Its caller opens it with a GET, receives the address for POST, and
-reads every answer and server message on the stream. Work in progress for a session ends with its stream.
+reads every answer and server message on the stream. The session's work in progress ends with its stream.
 
     GET  …/sse                       event: endpoint, then one event for each message
     POST …/messages?session_id=…     202 at once; the answer comes on the stream
@@ -18,8 +18,8 @@ from sidecar.http.server.event_stream import EventStream, SharedEventStream
 from sidecar.protocols import sse
 from sidecar.protocols.jsonrpc import Message, Notification, Request
 
-# The number of concurrent calls of one stream; for more, a caller opens another. Notifications and answers are counted
-# separately, so that 64 calls that wait for the caller's answer do not keep it out.
+# The number of concurrent calls of one stream; for more, a caller opens a second stream. Notifications and answers are
+# counted separately, so that 64 calls that wait for the caller's answer do not keep it out.
 MAX_CALLS: Final = 64
 MAX_WORDS: Final = 64
 
@@ -54,7 +54,8 @@ class SseSession:
         return SharedEventStream(self._stream.response, self._stream, shared=True)
 
     async def hold(self, endpoint: str, stream: EventStream) -> bool:
-        """Keeps the stream open until closed; its caller POSTs to `endpoint`. Raises Refusal: why it closed."""
+        """Keeps the stream open until closed; its caller POSTs to `endpoint`. Raises Refusal with the reason for which
+        it closed."""
         self._stream = stream
         await stream.write(sse.encode_endpoint(endpoint))
         async with asyncio.TaskGroup() as self._group:

@@ -1,8 +1,8 @@
 """The stages of a call, from the decision to the answer, in one order for every protocol.
 
-A call of the data plane comes from `pipeline.py`; a task that a schedule or an operator orders has no request
-(`tasks/api/task_orders.py`). Both pass `Stages.carry_out`, which alone asks policy, charges limits, and records the
-decision before anything reaches an upstream.
+A call of the data plane comes from `pipeline.py`; a task that a schedule or an operator starts has no request
+(`tasks/api/task_orders.py`). Both pass `Stages.carry_out`, the only function that asks policy, charges limits, and
+records the decision before the upstream is called.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Carrier(Protocol[Answer]):
     """What one protocol adds to the stages. Both methods raise Refusal."""
 
     async def check(self, request: Any, caller: Caller, content: Any, decision: Decision) -> Any:
-        """Checks the content of a permitted operation before anything is charged. Returns it as it is to be sent."""
+        """Checks the content of a permitted operation before anything is charged. Returns it in the form to be sent."""
 
     def carry_out(self, charged: Charged) -> Coroutine[Any, Any, Answer]:
         """Sends the operation to its upstream, and returns the answer once its outcome is recorded."""
@@ -60,10 +60,10 @@ class Stages:
     async def carry_out(
         self, request: CallContext, caller: Caller, frontend: Carrier[Answer], operation: ParsedOperation
     ) -> Answer:
-        """Takes one operation from the decision to the answer, which `drain` waits for."""
+        """Carries one operation from the decision to the answer. `drain` waits for it."""
         (call, content, begins, charges), record, now, large = operation, request.record, request.now, request.large
         marks, read_clock = record.marks, record.now_s
-        # A call that waits for its caller's answer would otherwise never end.
+        # Without this, a call that waits for its caller's answer would never end.
         if begins and (self.draining or self.load_shedding.refused_share or self.refusals.refused):
             self.admit(request)
         self.inside += 1
@@ -95,7 +95,7 @@ class Stages:
             if charges != "all":
                 plan = NOTHING if charges == "none" else plan.at_creation if charges == "creation" else plan.of_slots
             request.plan = plan
-            del now  # a stream that stays open keeps no old policy alive
+            del now  # a stream that stays open holds no old policy in memory
             lease = request.lease = self.limiter.reserve(plan, record.decision_id)
             try:
                 if lease.pending:
@@ -107,7 +107,7 @@ class Stages:
                 marks["limits"] = read_clock()
                 if approval is not None:
                     await self._decided_by(approval, request)
-                elif not record.enforcement_point:  # a decision for one is recorded with its answer
+                elif not record.enforcement_point:  # a decision for an enforcement point is recorded with its answer
                     await record.decided()  # before the upstream is called
                 marks["audit"] = read_clock()
                 try:
@@ -122,7 +122,7 @@ class Stages:
                 finally:
                     if not lease.forwarded:
                         record.charged = 0  # the charge is returned
-                    # otherwise its end is that in the record, or there was no upstream
+                    # otherwise its end is in the record, or there was no upstream
                     if "upstream" not in marks and not record.enforcement_point:
                         marks["upstream"] = read_clock()
             finally:
@@ -134,7 +134,7 @@ class Stages:
         self, request: CallContext, caller: Caller, call: Call, decision: Decision
     ) -> ApprovalRecord | None:
         """Returns the approval of a call that needs one; None if another call will use it. In shadow mode it records
-        that none was asked for."""
+        that none was requested."""
         if request.shadow:
             request.excuse(Refusal(Reason.APPROVAL_PENDING))
             return None
@@ -146,7 +146,7 @@ class Stages:
             approval = await self.approvals.require(request, caller, call, decision)
         finally:
             request.held_s = request.record.now_s() - asked_s
-        # The call may have been held: it must be allowed by what serves now, with the same demands.
+        # The call may have been held: the current policy must allow it, with the same demands.
         now, now_s = self.approvals.live.current, self.clock()
         if caller.expires_at is not None and caller.expires_at <= now_s:
             raise Refusal(Reason.BAD_CREDENTIAL, credential_fault=CredentialFault.EXPIRED)
@@ -158,7 +158,7 @@ class Stages:
         return approval
 
     async def _decided_by(self, approval: ApprovalRecord, request: CallContext) -> None:
-        """Uses an approval and records the decision. If that cannot be recorded, the approval is usable again."""
+        """Uses an approval and records the decision. If the record fails, the approval is usable again."""
         used, record = await self.approvals.use(approval, request), request.record
         if record.enforcement_point:
             return
@@ -181,7 +181,7 @@ class Stages:
                 raise
 
     def refuse_disabled(self, now: Snapshot, caller: Caller, call: Call, now_s: float) -> None:
-        """Raises Refusal if one of the chain, or the target, is disabled."""
+        """Raises Refusal if the target or a principal of the chain is disabled."""
         for disabled in (self.switch.ledger.disabled, now.disabled):
             if disabled.entries:
                 disabled.refuse(caller.chain, call, now_s)
@@ -189,8 +189,8 @@ class Stages:
     async def _decide_tasks(
         self, request: CallContext, caller: Caller, call: Call, decision: Decision, now_s: float
     ) -> Decision:
-        """Decides again on what created the tasks of MCP that the call names: a caller that has lost that permission
-        has lost the task. A task whose tool is switched off can only be ended."""
+        """Decides again on the questions that created the call's MCP tasks: a caller that has lost that permission has
+        lost the task. A task whose tool is disabled can only be ended."""
         questions = await ownership.created_by(self.tasks, caller, call)
         for question in questions:
             again = request.now.engine.reconsider(caller.chain, question, now_s)
@@ -214,7 +214,7 @@ class Stages:
 
 
 def _was_not_sent(refusal: Refusal) -> bool:
-    """Reports whether nothing reached the upstream: its breaker opened just now, or there was no credential for it or
-    no connection."""
+    """Reports whether nothing reached the upstream because its breaker had just opened, or because of a missing
+    credential or connection."""
     unreached = isinstance(refusal.__cause__, ConnectFailed | QueueFull)
     return refusal.reason is Reason.UPSTREAM_OPEN or isinstance(refusal, Unsent) or unreached

@@ -4,7 +4,7 @@
     approvals.py         requires approvals of calls, and takes the answers
 
 `Stages.carry_out` requires an approval after a call's arguments are checked, and uses it before the decision is
-recorded. Rows of policy demand them (`vocabulary.ApprovalTerms`).
+recorded. Policy rows demand approvals (`vocabulary.ApprovalTerms`).
 """
 
 from sidecar.gateway.approvals.approval_record import APPROVALS, ApprovalRecord, ApprovalState, Approver, PersonAnswer

@@ -4,8 +4,8 @@ A record is found by its `id`, a digest of everything that the approval is bound
 objects and actions, the hash of the arguments, and the terms of the rules. Calls that are alike share it. Each request
 for approval has a `serial` of its own; `name`, which people and evidence use, is both.
 
-A change is stored first, with the event that has to be recorded of it (`unrecorded`), and that is cleared once the
-event is in the audit. Any process that reads the record in between records the event, so that a crash loses none. No
+A change is stored first, together with the event that must be recorded for it (`unrecorded`). The event is cleared once
+it is in the audit log. Any process that reads the record in between records the event, so a crash loses none. No
 approval is used before its event is recorded.
 """
 
@@ -19,12 +19,12 @@ from sidecar.audit.record import without_query
 from sidecar.storage.record_kind import RecordKind, record_codec
 from sidecar.vocabulary import Caller, Principal
 
-KEPT_S: Final = 86_400.0  # after its last deadline, so that lists show what became of it
+KEPT_S: Final = 86_400.0  # after its last deadline, so that lists show the result
 TARGET: Final = "approvals"  # one list of all of them
 ASKED, SHOWN, GIVEN, REFUSED, EXPIRED, WITHDRAWN = (
     f"approval-{word}" for word in ("asked", "shown", "given", "refused", "expired", "withdrawn")
 )
-"""The control events of the audit."""
+"""The events of its control records."""
 
 
 class ApprovalState(StrEnum):
@@ -40,7 +40,7 @@ _ENDS: Final = (ApprovalState.REFUSED, ApprovalState.EXPIRED, ApprovalState.WITH
 MOVES: Final[Mapping[ApprovalState, frozenset[ApprovalState]]] = {
     ApprovalState.WAITING: frozenset({ApprovalState.APPROVED, *_ENDS}),
     ApprovalState.APPROVED: frozenset({ApprovalState.USED, *_ENDS}),
-    ApprovalState.USED: frozenset({ApprovalState.APPROVED}),  # given back by a call that could not be recorded
+    ApprovalState.USED: frozenset({ApprovalState.APPROVED}),  # returned by a call that could not be recorded
     ApprovalState.REFUSED: frozenset(),
     ApprovalState.EXPIRED: frozenset(),
     ApprovalState.WITHDRAWN: frozenset(),
@@ -87,10 +87,11 @@ class AskedQuestion(NamedTuple):
 
 
 class ApprovalRecord(NamedTuple):
-    """One request for approval. Times are in seconds since the epoch. It is to be answered before `deadline_s`; once
-    approved, it may be used before `usable_until_s`: once, or for `valid_s`. `used_by` is the decision that used it;
-    `rounds` counts how often that call went on after its server required input. `told`: its caller was told that it
-    expired, so that the next call asks anew. `unrecorded` is the event that must still be recorded."""
+    """One request for approval. Times are in seconds since the epoch. People can answer it until `deadline_s`; once
+    approved, it may be used until `usable_until_s`: once, or for `valid_s`. `used_by` is the decision that used it;
+    `rounds` counts how often that call continued after its server required input. `told`: its caller has received the
+    refusal that it expired, so the next call makes a new request. `unrecorded` is the event that must still be
+    recorded."""
 
     id: str
     serial: str
@@ -123,12 +124,12 @@ class ApprovalRecord(NamedTuple):
 
     @property
     def next_round(self) -> str:
-        """What the state of a call that used it says, so that each round of the call is executed once."""
+        """The round number in the state of a call that used it. Each round of the call is executed once."""
         return f"{self.name}-{self.rounds}"
 
     @property
     def object_name(self) -> str:
-        """What is called, without the query of a URI, which only approvers see."""
+        """The called object, without the query of a URI, which only approvers see."""
         object_ = self.questions[0].object
         return without_query(object_, object_)
 
@@ -163,7 +164,7 @@ class ApprovalRecord(NamedTuple):
         return any(demand.reason for demand in self.demands)
 
     def is_late(self, now_s: float) -> bool:
-        """Whether the time to answer, or to use it, is over."""
+        """Whether the time to answer it, or to use it, has ended."""
         if self.state is ApprovalState.WAITING:
             return now_s >= self.deadline_s
         return self.state is ApprovalState.APPROVED and now_s >= self.usable_until_s
@@ -185,7 +186,7 @@ class ApprovalRecord(NamedTuple):
 
     @property
     def facts(self) -> dict[str, object]:
-        """What the audit's events say of it. Arguments are told by their hash."""
+        """Returns the members of its control records. Arguments are given by their hash."""
         facts: dict[str, object] = {
             "approval": self.name,
             "chain": [principal.name for principal in self.caller.chain],
@@ -203,7 +204,7 @@ class ApprovalRecord(NamedTuple):
 
     @property
     def evidence(self) -> dict[str, object]:
-        """What the record of the decision that uses it says."""
+        """Returns the members of the record of the decision that uses it."""
         return {"id": self.name, "by": [verdict.name for verdict in self.given]}
 
 

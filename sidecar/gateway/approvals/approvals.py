@@ -1,8 +1,8 @@
 """Requires approvals of calls, and takes people's answers.
 
-A call that policy allows only with an approval passes here after its arguments are checked. The first such call asks;
-it, and every call alike after it, gets the answer: it waits, is refused, or uses the approval. Answers come from the
-admin API on any replica: they are in the store, which the calls that are held here look at.
+A call that policy allows only with an approval passes here after its arguments are checked. The first such call makes a
+request for approval. That call and every later call alike waits, is refused, or uses the approval. Answers come from
+the admin API on any replica: they are in the store, which the held calls poll.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ SERIAL_CHARS: Final = 8
 MAX_ARGUMENTS_BYTES: Final = 256 * 1024  # of a call that waits: people read them
 MAX_REASON_CHARS: Final = 500
 MAX_SHOWN: Final = 100  # people whom one request names as having seen it
-CHANGED_TIMES: Final = 10  # while others change the same record
+CHANGED_TIMES: Final = 10  # attempts, while others change the same record
 TICK_S: Final = 5.0  # between progress notifications to a caller that waits
 COUNT_EVERY_S: Final = 2.0
 SWEEP_EVERY_S: Final = 60.0  # for requests that another process left
@@ -80,9 +80,10 @@ class WaitingApprovals(NamedTuple):
 
 @dataclass(slots=True)
 class Approvals:
-    """All requests for approval. `clock` gives seconds since the epoch; `key` derives their ids, and is shared by
-    replicas. `notify` queues the news of an event once it is recorded, at least once, and raises nothing.
-    `waiting` are those of all replicas at the last count. `is_used`: a call needed an approval, or waits for one."""
+    """All requests for approval. `clock` returns seconds since the epoch; `key` derives their ids, and is shared by
+    replicas. `notify` queues a notification of an event once it is recorded, at least once, and raises nothing.
+    `waiting` are the requests of all replicas at the last count. `is_used`: a call needed an approval, or waits for
+    one."""
 
     live: Live
     switch: KillSwitch
@@ -96,9 +97,9 @@ class Approvals:
     waiting: WaitingApprovals = field(default_factory=WaitingApprovals)
     is_used: bool = False
     _held: Listeners = field(default_factory=lambda: defaultdict(set))
-    _stored: Listeners = field(default_factory=lambda: defaultdict(set))  # for tasks, whose callers do not wait
-    _looked: int = 0  # at so many of those
-    _recording: dict[str, asyncio.Event] = field(default_factory=dict)  # what others wait for, by id
+    _stored: Listeners = field(default_factory=lambda: defaultdict(set))  # for stored tasks, whose callers do not wait
+    _looked: int = 0  # the number of `_stored` at the last poll
+    _recording: dict[str, asyncio.Event] = field(default_factory=dict)  # events that others wait for, by id
     _due: list[tuple[float, str]] = field(default_factory=list)
     _is_stopping: bool = False
     _is_swept: bool = False  # in all states, since the start
@@ -106,7 +107,7 @@ class Approvals:
     # --- calls ---
 
     async def require(self, request: CallContext, caller: Caller, call: Call, decision: Decision) -> ApprovalRecord:
-        """Returns the approval that allows the call. Asks for one if no call alike has done so. Raises Refusal:
+        """Returns the approval that allows the call. Makes a request if no call alike has made one. Raises Refusal:
         APPROVAL_PENDING, APPROVAL_REFUSED, APPROVAL_EXPIRED, STORE_UNAVAILABLE, AUDIT_UNAVAILABLE, TOO_LARGE,
         TOO_MANY_CONCURRENT."""
         self.is_used = True
@@ -129,8 +130,8 @@ class Approvals:
         raise ended_without(record)
 
     async def ask(self, request: CallContext, caller: Caller, call: Call, decision: Decision) -> ApprovalRecord:
-        """Returns the request for approval of a call that is stored, and carried out when it is approved. Asks if no
-        call alike has done so. Raises Refusal: see `require`, but for APPROVAL_PENDING and APPROVAL_EXPIRED."""
+        """Returns the request for approval of a stored call, which is carried out when it is approved. Makes one if no
+        call alike has made one. Raises Refusal: see `require`, except APPROVAL_PENDING and APPROVAL_EXPIRED."""
         self.is_used = True
         args_hash = await request.record.hashed()
         key = self._key(caller, call, args_hash, decision)
@@ -143,7 +144,7 @@ class Approvals:
 
     async def use(self, record: ApprovalRecord, request: CallContext) -> ApprovalRecord:
         """Uses an approval for one decision, which is recorded next; returns it as it is stored. Raises
-        Refusal(APPROVAL_PENDING) if a call alike was faster."""
+        Refusal(APPROVAL_PENDING) if a call alike used it first."""
         used = record
         if record.valid_s is None:
             if record.state is ApprovalState.USED:
@@ -164,7 +165,7 @@ class Approvals:
             await self.store.reopen(record._replace(used_by="").moved(ApprovalState.APPROVED), "", 0.0)
 
     async def withdraw(self, name: str, caller: Caller) -> None:
-        """Ends the caller's request for approval, which nothing waits for any more, unless it is over. Raises
+        """Ends the caller's request for approval, for which nothing waits any more, unless it has ended. Raises
         RecordStoreOut, Refusal(AUDIT_UNAVAILABLE)."""
         for _ in range(CHANGED_TIMES):
             record = await self.state_for(caller, name)
@@ -189,23 +190,23 @@ class Approvals:
         return record if record is not None and record.caller.binding == caller.binding else None
 
     def is_bound(self, record: ApprovalRecord, caller: Caller, call: Call, decision: Decision) -> bool:
-        """Whether an approval is that of this call under another decision on it."""
+        """Whether an approval is bound to this call under another decision on it."""
         return record.id == self._key(caller, call, record.args_hash, decision)
 
     def release(self) -> None:
-        """Ends the wait of all calls that are held: the sidecar stops."""
+        """Ends the wait of all held calls when the sidecar stops."""
         self._is_stopping = True
         for key in self._held:
             self._wake(key)
 
     async def _of_round(self, key: str, round_: str) -> ApprovalRecord | None:
-        """Returns the approval that a call used which goes on now; None if that is not its next round."""
+        """Returns the approval that an earlier round of this call used; None if this is not the call's next round."""
         record = await self.find(round_.rpartition("-")[0])
         is_next = record is not None and record.id == key and record.next_round == round_
         return record if is_next and record is not None and record.state is ApprovalState.USED else None
 
     async def _current(self, key: str) -> ApprovalRecord | None:
-        """Returns the request that a call with this key finds; None if it is to ask anew."""
+        """Returns the request that a call with this key finds; None if the call must make a new one."""
         try:
             record = await self.store.get(key)
         except UnreadableRecord:  # another key sealed it: no one can answer it
@@ -279,7 +280,7 @@ class Approvals:
         return record
 
     async def _held_for(self, record: ApprovalRecord, wait: ApprovalWait) -> ApprovalRecord:
-        """Waits for an answer, `wait.hold_s` at most."""
+        """Waits for an answer, at most `wait.hold_s`."""
         loop, answered, tick = asyncio.get_running_loop(), asyncio.Event(), wait.tick
         until_s = loop.time() + wait.hold_s
         with self.listening(record.name, answered):
@@ -300,8 +301,8 @@ class Approvals:
 
     @contextmanager
     def listening(self, name: str, event: asyncio.Event, *, is_stored: bool = False) -> Iterator[None]:
-        """Sets `event` when the request of this name is answered, at any replica, or ends. What waits may be a call, or
-        a task that is stored: then an answer given at another replica may be found some seconds later."""
+        """Sets `event` when the request of this name is answered, at any replica, or ends. For a stored task, an answer
+        given at another replica may be found some seconds later than for a call."""
         key, listeners = name.partition("-")[0], self._stored if is_stored else self._held
         listeners[key].add(event)
         try:
@@ -312,7 +313,7 @@ class Approvals:
                 del listeners[key]
 
     def _key(self, caller: Caller, call: Call, args_hash: str, decision: Decision) -> str:
-        """Returns the id of the requests of calls alike: everything that the approval is bound to."""
+        """Returns the id of the request of all calls alike, a digest of everything that the approval is bound to."""
         asked = [(one.object, one.action, self._digest(one.arguments)) for one in call.questions[1:]]
         terms = [(rule.id, *rule.approval) for rule in decision.approvals if rule.approval is not None]
         first = call.question
@@ -352,8 +353,8 @@ class Approvals:
         raise _contended()
 
     async def answer(self, name: str, approver: Approver, outcome: Outcome, reason: str = "") -> ApprovalRecord:
-        """Takes a person's answer, and records it before it can be used. An approval that was given can be refused
-        until it is used. Raises ApprovalError, Refusal, RecordStoreOut."""
+        """Takes a person's answer, and records it before it can be used. An approval can be revoked until it is used.
+        Raises ApprovalError, Refusal, RecordStoreOut."""
         reason = reason.strip()
         if len(reason) > MAX_REASON_CHARS or not reason.isprintable():
             raise ApprovalError(f"a reason is one printable line of {MAX_REASON_CHARS} characters at most", 400)
@@ -380,7 +381,7 @@ class Approvals:
         raise _contended()
 
     def objection(self, record: ApprovalRecord, person: Principal) -> str | None:
-        """Returns why a person may not answer a request, or see its arguments; None if the person may."""
+        """Returns why a person may not answer a request, or see its arguments; None if both are allowed."""
         barred, roles = self.live.current.engine.barred, {demand.role for demand in record.demands}
         if self._is_disabled(person):
             return f"{person.name} is disabled"
@@ -408,8 +409,8 @@ class Approvals:
     # --- records ---
 
     async def find(self, name: str) -> ApprovalRecord | None:
-        """Returns a request for approval as it stands; None if there is none of this name. Raises RecordStoreOut,
-        Refusal(AUDIT_UNAVAILABLE)."""
+        """Returns a request for approval in its current state; None if there is none of this name. Raises
+        RecordStoreOut, Refusal(AUDIT_UNAVAILABLE)."""
         key, _, serial = name.partition("-")
         record = await self.store.get(key) if len(key) == KEY_CHARS and serial else None
         if record is None or record.serial != serial:
@@ -431,7 +432,7 @@ class Approvals:
         return await self._recorded(late)
 
     async def _recorded(self, record: ApprovalRecord) -> ApprovalRecord:
-        """Records the event of the last change, unless that is done. Raises Refusal(AUDIT_UNAVAILABLE)."""
+        """Records the event of the last change, unless it is already recorded. Raises Refusal(AUDIT_UNAVAILABLE)."""
         if not record.unrecorded:
             return record
         while (other := self._recording.get(record.id)) is not None:
@@ -460,8 +461,8 @@ class Approvals:
     # --- time ---
 
     async def run(self) -> None:
-        """Wakes held calls that another replica has an answer for, expires what is late, and records what a process
-        that died left unrecorded, until cancelled."""
+        """Wakes held calls that were answered at another replica, expires late requests, and records events that a dead
+        process left unrecorded. Runs until cancelled."""
         loop = asyncio.get_running_loop()
         swept_s = counted_s = -SWEEP_EVERY_S
         while True:

@@ -1,7 +1,7 @@
-"""Decisions for other enforcement points, which carry out themselves what they ask about.
+"""Decisions for other enforcement points, which enforce them themselves.
 
-A question passes the pipeline of a call and ends where the upstream would begin: with the same parsers, policy, checks
-and limits. It leaves one audit record, which names the enforcement point.
+A question passes the same pipeline as a call, with the same parsers, policy, checks and limits, and ends before the
+upstream. It leaves one audit record, which names the enforcement point.
 
     point.py             decides: `DecisionPoint.decide`
     checked.py           the frontends of MCP and A2A, which answer a permitted call instead of sending it

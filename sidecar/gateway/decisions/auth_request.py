@@ -3,8 +3,8 @@
     GET /auth/nginx   X-Original-URI, X-Original-Method and the caller's credentials
 
 nginx sends no body, so no tool and no message is decided. `Mcp-Method` and `Mcp-Name` are not read: nothing compares
-them with the body here. nginx knows three answers, and turns all others into 500: 200, 401 and 403. Every refusal but
-401 is therefore 403, also where the sidecar cannot decide.
+them with the body here. nginx accepts three answers, 200, 401 and 403, and turns all others into 500. Every refusal
+except 401 is therefore 403, also if the sidecar cannot decide.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class NginxRefusal:
 
 
 class EntryQuestion(PolicyQuestion):
-    """Whether an upstream may be entered. It must exist, and must not be switched off."""
+    """Asks whether an upstream may be entered. It must exist and not be switched off."""
 
     def __init__(self, point: DecisionPoint) -> None:
         self.switch, self.clock = point.mcp.switch, point.mcp.clock
@@ -88,11 +88,11 @@ class AuthRequest:
         object.__setattr__(self, "entry", EntryQuestion(self.point))
 
     def serves(self, path: str) -> bool:
-        """Reports whether a path is of this protocol."""
+        """Reports whether a path belongs to this protocol."""
         return path == PATH
 
     async def answer(self, http: web.BaseRequest, headers: Headers, path: str, name: str) -> web.StreamResponse:
-        """Answers nginx, which is the enforcement point `name`."""
+        """Answers nginx, whose name as an enforcement point is `name`."""
         uris, methods = headers.get(URI, ()), headers.get(METHOD, ())
         is_whole = http.method == "GET" and len(uris) == len(methods) == 1
         target, method = (self.point.target(uris[0]), methods[0]) if is_whole else ("/", "GET")
@@ -103,7 +103,7 @@ class AuthRequest:
         return response
 
     async def _read(self, is_whole: bool, request: RequestContext) -> Asked:
-        """Reads which upstream is to be entered, and by whom. Raises Refusal."""
+        """Reads the upstream and its caller from the request. Raises Refusal."""
         now, point, record = request.now, self.point, request.record
         request.dialect = NginxRefusal()
         if not is_whole:

@@ -1,7 +1,8 @@
-"""Decides what AuthZEN requests ask, each question as a call is decided.
+"""Decides AuthZEN requests. Each question is decided like a call.
 
-A tool, prompt or resource of an MCP server that is served here is read by MCP's own parser, from a message made of the
-question; its pins and argument schemas are checked too. Other objects are a matter of policy, kill switch and limits.
+MCP's own parser reads questions about tools, prompts and resources of an MCP server that is served here, from a message
+made of the question; pins and argument schemas are checked too. For other objects, policy, kill switch and limits
+decide.
 """
 
 from __future__ import annotations
@@ -41,17 +42,17 @@ from sidecar.settings.timestamps import rfc3339
 from sidecar.vocabulary import DELEGATE, Call, Question
 
 PROTOCOL: Final = "authzen"
-EVALUATION: Final = "evaluation"  # the method of a question about what no rule can name
-# What prevents a decision, so that the answer is an error and no denial.
+EVALUATION: Final = "evaluation"  # the method of a question about an object that no rule can name
+# Reasons that prevent a decision, so that the answer is an error instead of a denial.
 UNDECIDED: Final = frozenset(
     {Reason.AUDIT_UNAVAILABLE, Reason.STORE_UNAVAILABLE, Reason.DRAINING, Reason.OVERLOADED, Reason.INTERNAL}
 )
-YIELD_EVERY: Final = 16  # evaluations of one request, so that others pass between them
+YIELD_EVERY: Final = 16  # evaluations of one request, so that other requests run between them
 _META: Final[Mapping[str, Any]] = {
     META_VERSION: STATELESS_VERSIONS[-1],
     META_CAPABILITIES: {"extensions": {TASKS_EXTENSION: {}}},
 }
-_NEEDED: Final[Mapping[str, Mapping[str, Any]]] = {  # of methods whose parameters say nothing to policy
+_NEEDED: Final[Mapping[str, Mapping[str, Any]]] = {  # of methods whose parameters policy does not read
     "initialize": {"protocolVersion": SESSION_VERSIONS[-1], "capabilities": {}},
     "subscriptions/listen": {"notifications": {}},
     "completion/complete": {"argument": {"name": "", "value": ""}},
@@ -59,7 +60,7 @@ _NEEDED: Final[Mapping[str, Mapping[str, Any]]] = {  # of methods whose paramete
 
 
 class EvaluationOutcome(NamedTuple):
-    """The answer to one question. `status` is that of HTTP if it was asked alone."""
+    """The answer to one question. `status` is that of HTTP if it was the only question."""
 
     status: int
     decision: Mapping[str, Any]
@@ -71,8 +72,8 @@ class EvaluationOutcome(NamedTuple):
 
 @dataclass(slots=True)
 class DecisionWriter:
-    """Writes refusals as decisions, those for `undecided` reasons as errors. `told` is the decision written, `status`
-    that of HTTP."""
+    """Writes refusals as decisions, and those for `undecided` reasons as errors. `told` is the decision written,
+    `status` the HTTP status."""
 
     undecided: frozenset[Reason] = UNDECIDED
     status: int = 200
@@ -90,7 +91,7 @@ class DecisionWriter:
 
 
 class AskedOperation(NamedTuple):
-    """An operation before it belongs to a request: who carries it out, its call, and MCP's content."""
+    """An operation before it belongs to a request: its frontend, its call, and MCP's content."""
 
     frontend: Frontend
     call: Call
@@ -147,7 +148,7 @@ class AuthzenPoint:
         return EvaluationOutcome(writer.status, writer.told)
 
     def operation(self, now: Snapshot, name: str, action: str, arguments: Mapping[str, Any]) -> AskedOperation:
-        """Returns the operation of a question. Raises Refusal, also for what no call could ask."""
+        """Returns the operation of a question. Raises Refusal, also for a question that no call could ask."""
         kind, _, rest = name.partition(":")
         server, _, of_server = rest.partition("/") if kind != "nhi" else (rest, "", "")
         if server in now.services:
@@ -160,7 +161,7 @@ class AuthzenPoint:
     def _of_server(
         self, kind: str, server: str, name: str, action: str, arguments: Mapping[str, Any]
     ) -> AskedOperation:
-        """Returns the operation at an MCP server, read from the message that a caller would send."""
+        """Returns the operation at an MCP server, read from the message that a caller would send for it."""
         if kind == "nhi" and (action in messages.SERVER_REQUESTS or action == DELEGATE):
             question = messages.server_question(server, action)
             return AskedOperation(self.elsewhere, Call("mcp", SESSION_VERSIONS[-1], server, action, (question,)))
@@ -179,7 +180,7 @@ class AuthzenPoint:
 
 
 def _params(kind: str, name: str, action: str, arguments: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Returns the parameters of MCP's message for an action on an object; None if no message asks that."""
+    """Returns the parameters of MCP's message for an action on an object; None if there is no such message."""
     match kind, action:
         case ("tool", "tools/call") | ("prompt", "prompts/get"):
             return {"name": name, "arguments": arguments}

@@ -1,6 +1,7 @@
 """Reads the requests of AuthZEN's Authorization API 1.0.
 
-Unknown members are ignored. What is missing or has another type is a fault that names its place, and never a value.
+Unknown members are ignored. A member that is missing or has another type is a fault that names its place; it never gets
+a default value.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _NOTHING: Mapping[str, Any] = {}  # read-only by its type
 
 
 class Evaluation(NamedTuple):
-    """One question. The id of what a search looks for is ""."""
+    """One question. The id that a search looks for is ""."""
 
     subject: Mapping[str, Any]
     action: Mapping[str, Any]
@@ -34,7 +35,7 @@ class Evaluation(NamedTuple):
 
 
 class Evaluations(NamedTuple):
-    """Several questions; a refusal stands for one that is malformed. Without `many` it is one that came alone."""
+    """Several questions; a refusal stands for one that is malformed. Without `many` it is a single question."""
 
     questions: Sequence[Evaluation | Refusal]
     semantic: str = SEMANTICS[0]
@@ -42,7 +43,7 @@ class Evaluations(NamedTuple):
 
 
 class SearchRequest(NamedTuple):
-    """A search. `limit` None is the default, or that of the page before, whose `token` this is."""
+    """A search. `limit` None is the default limit, or that of the previous page, whose `token` this is."""
 
     searched: Searched
     evaluation: Evaluation
@@ -51,12 +52,12 @@ class SearchRequest(NamedTuple):
 
 
 def evaluation_in(raw: bytes) -> Evaluations:
-    """Returns the question of a body. Raises Refusal(MALFORMED_CALL), as the other readers do."""
+    """Returns the question of a body. Raises Refusal(MALFORMED_CALL), like the other readers."""
     return Evaluations((_evaluation(_body(raw)),), many=False)
 
 
 def evaluations_in(raw: bytes) -> Evaluations:
-    """Returns the questions of a body, whose own entities are their defaults."""
+    """Returns the questions of a body. The body's own entities are their defaults."""
     body = _body(raw)
     items, options = body.get("evaluations", []), _object(body, "options")
     if not isinstance(items, list):
@@ -73,7 +74,7 @@ def evaluations_in(raw: bytes) -> Evaluations:
 
 
 def search_in(raw: bytes, searched: Searched) -> SearchRequest:
-    """Returns the search of a body. The id of what it looks for is ignored."""
+    """Returns the search of a body. The id that it looks for is ignored."""
     body = _body(raw)
     page = _object(body, "page")
     token, limit = page.get("token", ""), page.get("limit")

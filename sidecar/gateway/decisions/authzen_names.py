@@ -10,7 +10,7 @@
     mcp_server   -         nhi:*, an MCP server as a whole
 
 `pdp.authzen` adds types, actions and arguments. At the address of one server, ids of its tools, prompts and resources
-have no server in front, and the server's audience is a name of the server too.
+have no server prefix, and the server's audience is also a name of the server.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ _ACTION_PART = r"[A-Za-z0-9._\-]{1,64}"  # no slash, so that no two pairs of act
 
 @dataclass(frozen=True)
 class NameTemplate:
-    """The names of one type, with `*` for the id, and maybe `{action}`."""
+    """The names of one type, with `*` for the id, and optionally `{action}`."""
 
     text: str
 
     def name(self, given: str, action: str = "") -> str | None:
-        """Returns the name for an id, in its normal form; None if it can be no name."""
+        """Returns the name for an id, in its normal form; None if the name is invalid."""
         text = self.text
         if not given:
             return None
@@ -72,11 +72,12 @@ class NameTemplate:
 
     @property
     def prefix(self) -> str:
-        """What all these names begin with."""
+        """The common prefix of all these names."""
         return self.pattern.partition(ID)[0]
 
     def pattern_of(self, given: str) -> str:
-        """Returns the pattern of the names for an id, whatever the action; one of no name if the id gives none."""
+        """Returns the pattern of the names for an id, with any action; a pattern that matches no name if the id is
+        invalid."""
         name = self.of_action("-").name(given)
         return "" if name is None else normal_object(self.text.replace(ID, given, 1).replace(ACTION, ID))
 
@@ -119,13 +120,14 @@ def is_exact(text: str) -> bool:
 
 
 def nothing_valid() -> Refusal:
-    """The refusal of a question about what no rule can name."""
+    """The refusal of a question about a name that no rule can contain."""
     return Refusal(Reason.NO_MATCHING_RULE)
 
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """What AuthZEN's words are here. `server` is the one whose address was asked, with its audiences; "" for none."""
+    """Translates AuthZEN's terms. `server` is the server whose address received the question, with its audiences; ""
+    for none."""
 
     settings: AuthzenSettings
     server: str = ""
@@ -170,14 +172,15 @@ class Vocabulary:
         return name, action
 
     def action(self, type_: str, word: str) -> str:
-        """Returns what an action is called here."""
+        """Returns the sidecar's name for an action."""
         template = self.resources.get(type_)
         used = template is not None and template.has_action
         default = USES[template.text.partition(":")[0]] if template is not None and used else word
         return self.settings.actions.get(word, default)
 
     def arguments(self, asked: Evaluation) -> Mapping[str, Any]:
-        """Returns what conditions read as `args`: `resource.properties.arguments`, or what is declared for the type."""
+        """Returns the arguments that conditions read as `args`: `resource.properties.arguments`, or the members that
+        are declared for the type."""
         given = asked.resource.get("properties", {}).get("arguments")
         if isinstance(given, dict):
             return given

@@ -1,9 +1,9 @@
 """Answers AuthZEN searches from the rows: which subjects, resources or actions a policy permits.
 
-Candidates are the exact names that rows, roles, sets, lists of tools, keys and settings hold. Each is decided as an
-evaluation is, the kill switch included, but for limits, pins and argument schemas; what needs a person's approval is
-not permitted. Where a row's pattern, or a role that tokens grant, could permit names that nothing holds, the answer is
-marked as not complete.
+Candidates are the exact names in rows, roles, sets, lists of tools, keys and settings. Each is decided like an
+evaluation, including the kill switch, but without limits, pins and argument schemas. An operation that needs a person's
+approval is not permitted. The answer is marked as incomplete if a row's pattern, or a role that tokens grant, could
+permit names that are no candidates.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from sidecar.protocols.jsonrpc import malformed
 from sidecar.vocabulary import ACTIONS, Caller, Chain, Question
 
 MAX_CANDIDATES: Final = 20_000  # of one page
-YIELD_EVERY: Final = 64  # candidates, so that other requests pass between them
-UNNAMED: Final = "~"  # the id of a subject that nothing names
+YIELD_EVERY: Final = 64  # candidates, so that other requests run between them
+UNNAMED: Final = "~"  # the id of an unknown subject
 
 
 class SearchPosition(NamedTuple):
-    """Where a page ends: the search that it belongs to (with the policy's revision), its limit and its last name."""
+    """The position at which a page ends: its search (with the policy's revision), its limit and its last name."""
 
     search: str
     limit: int
@@ -85,7 +85,7 @@ class AuthzenSearch:
         await candidates.prepare()
         results: list[Mapping[str, Any]] = []
         after, ended = position.after, True
-        # What grows with the policy runs beside the loop.
+        # Work that grows with the policy runs outside the event loop.
         found = await asyncio.to_thread(candidates.after, after)
         for looked, candidate in enumerate(_each_once(found)):
             if len(results) >= position.limit or looked >= MAX_CANDIDATES:
@@ -104,7 +104,7 @@ class AuthzenSearch:
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """What a search is answered by: one snapshot, one vocabulary. `name` is the enforcement point's."""
+    """The context of a search: one snapshot, one vocabulary. `name` is the enforcement point's."""
 
     asking: AuthzenPoint
     names: Vocabulary
@@ -112,7 +112,7 @@ class Scope:
     name: str
 
     def permits(self, asked: Evaluation) -> bool:
-        """Reports whether policy and kill switch permit what an evaluation asks, without a person's approval."""
+        """Reports whether policy and kill switch permit an evaluation without a person's approval."""
         stages, now = self.asking.point.pipeline.stages, self.now
         now_s = stages.clock()
         try:
@@ -128,17 +128,17 @@ class Scope:
         return known and not decision.approvals
 
     def operation(self, asked: Evaluation) -> tuple[Caller, AskedOperation]:
-        """Returns who asks what. Raises Refusal."""
+        """Returns the caller and the operation in question. Raises Refusal."""
         caller, (target, action) = self.names.caller(asked, self.name), self.names.target(asked)
         return caller, self.asking.operation(self.now, target, action, self.names.arguments(asked))
 
     def may_permit_objects(self, asked: Evaluation, pattern: str, action: str) -> bool:
-        """Reports whether a pattern of rules could permit an object of this pattern that no row holds."""
+        """Reports whether a pattern of rules could permit an object of this pattern that no row names."""
         chain = self.chain_of(asked)
         return bool(chain) and self.now.engine.may_allow_more(chain, Question(pattern, action, ""))
 
     def chain_of(self, asked: Evaluation) -> Chain:
-        """Returns who asks; () for what can be no principal."""
+        """Returns the caller's chain; () for an invalid principal."""
         try:
             return self.names.caller(asked, self.name).chain
         except Refusal:
@@ -146,19 +146,19 @@ class Scope:
 
 
 class Candidates(Protocol):
-    """The names that a search looks through."""
+    """The names that a search examines."""
 
     async def prepare(self) -> None:
-        """Learns what is not known yet."""
+        """Loads names that are not loaded yet."""
 
     def after(self, name: str) -> Iterator[str]:
-        """Yields candidates in order, from the first one after `name`; some more than once."""
+        """Yields candidates in order, from the first one after `name`. Some occur more than once."""
 
     def question(self, name: str) -> Evaluation | None:
-        """Returns the evaluation about a candidate; None if it is none."""
+        """Returns the evaluation about a candidate; None if the candidate is invalid."""
 
     def shown(self, asked: Evaluation) -> Mapping[str, Any]:
-        """Returns the entity of an evaluation that is permitted."""
+        """Returns the entity of a permitted evaluation."""
 
     def is_open(self) -> bool:
         """Reports whether a name that is no candidate could be permitted."""
@@ -198,8 +198,8 @@ class SubjectCandidates:
         return link is not None and now.engine.may_allow_more(*link, self.template.pattern, open_roles=grants)
 
     def _link(self) -> tuple[Chain, Question] | None:
-        """Returns an example of the chains in question, and what they ask; None if no rule can name it. Any row on a
-        server permits what belongs to a session, so its object and action are then any."""
+        """Returns an example of the chains in question with the operation; None if no rule can name it. Any row on a
+        server permits session methods, so their object and action may be any."""
         try:
             caller, operation = self.scope.operation(self.asked._replace(subject={**self.asked.subject, "id": UNNAMED}))
         except Refusal:
@@ -229,7 +229,7 @@ class ResourceCandidates:
         prefix, now, chain = self.template.prefix, self.scope.now, self.scope.chain_of(self.asked)
         if not chain:
             return iter(())
-        # Any row on a server permits what belongs to a session with it.
+        # Any row on a server permits the methods of a session with it.
         is_whole = prefix.startswith("nhi:")
         held = None if is_whole else now.engine.objects_of(chain, Question(self.template.pattern, "", ""))
         if held is not None:
@@ -298,7 +298,7 @@ def _candidates(search: SearchRequest, scope: Scope) -> Candidates:
 
 
 def position_of(search: SearchRequest, names: Vocabulary, revision: str) -> SearchPosition:
-    """Returns where a search begins. Raises Refusal(MALFORMED_CALL) for a token of another one."""
+    """Returns where a search begins. Raises Refusal(MALFORMED_CALL) for a token of another search."""
     told = [revision, names.server, search.searched, *_asked_of(search)]
     digest = encode(hashlib.sha256(orjson.dumps(told, option=orjson.OPT_SORT_KEYS)).digest())
     limit = None if search.limit is None else min(search.limit, MAX_RESULTS)
@@ -321,7 +321,7 @@ def token_of(position: SearchPosition) -> str:
 
 
 def _asked_of(search: SearchRequest) -> Iterator[Mapping[str, Any]]:
-    """Yields what a search asks, without the id that it ignores."""
+    """Yields the members of a search, without the id that it ignores."""
     for entity, value in search.evaluation._asdict().items():
         yield {key: part for key, part in value.items() if (entity, key) != (search.searched, "id")}
 

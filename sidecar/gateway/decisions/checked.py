@@ -1,9 +1,10 @@
-"""The frontends of calls that enforcement points ask about. They read and check as the frontends that send calls do.
+"""The frontends of calls that enforcement points ask about. They read and check requests like the frontends that send
+calls.
 
-What belongs to a session between caller and upstream is unknown here, because it did not pass: sessions, tasks and
-`requestState` of MCP are the server's own. Tasks that a call names are therefore never the caller's, and refused, as
-are lists of tasks, which would show those of all callers. An agent's pushes go where the caller says, so that address
-is checked as sidecar's own callbacks are.
+The sidecar does not know what belongs to a session between caller and upstream: sessions, tasks and `requestState` of
+MCP are the server's own. Tasks that a call names are therefore refused as not the caller's, and so are lists of tasks,
+which would show those of all callers. An agent's pushes go to the address in the request, so that address is checked
+like those of the sidecar's own callbacks.
 """
 
 from __future__ import annotations
@@ -28,14 +29,14 @@ from sidecar.vocabulary import Call, Caller, Decision
 
 REPLY = "session/reply"  # the answer to a request of the server, for which MCP defines no method
 TASK_LIST = "tasks/list"
-UNSAID_VERSION = "2025-03-26"  # of a message without MCP-Protocol-Version
+UNSAID_VERSION = "2025-03-26"  # assumed without MCP-Protocol-Version
 DECISION_ID = "X-Sidecar-Decision-Id"
-SENDS_CREDENTIAL = ("ext_authz",)  # protocols whose enforcement points change the request that they send
+SENDS_CREDENTIAL = ("ext_authz",)  # protocols whose enforcement points can change the request before they send it
 
 
 class Permit(WholeResponse):
     """The answer to a permitted question. `limits` are the limits that were charged, and `credential` is the header
-    with the upstream's own credential, if the enforcement point is to send one."""
+    with the upstream's own credential, if the enforcement point must send one."""
 
     def __init__(self, decision_id: str, limits: tuple[LimitState, ...], credential: Header | None = None) -> None:
         super().__init__(200, headers={DECISION_ID: decision_id})
@@ -43,8 +44,8 @@ class Permit(WholeResponse):
 
 
 async def permit(charged: Charged, secrets: object = None, within_s: float = 0.0) -> Permit:
-    """Records the decision and returns the permit. The charge stays, because the enforcement point makes the call.
-    `secrets` are those of the upstream, whose credential must be here within `within_s` seconds. Raises Refusal:
+    """Records the decision and returns the permit. The charge remains, because the enforcement point makes the call.
+    `secrets` are those of the upstream, whose credential must be available within `within_s` seconds. Raises Refusal:
     AUDIT_UNAVAILABLE, MALFORMED_CALL for arguments that cannot be hashed, and Unsent without that credential."""
     record, credential = charged.request.record, None
     if record.protocol in SENDS_CREDENTIAL and isinstance(secrets, CredentialSource):
@@ -63,7 +64,7 @@ class CheckedMcp(McpFrontend):
 
     async def parse(self, request: RequestContext, caller: Caller, route: Route) -> ParsedOperation:
         if route.kind != MCP or route.server == EVERY:
-            raise Refusal(Reason.ROUTE_UNKNOWN)  # no address of the server itself
+            raise Refusal(Reason.ROUTE_UNKNOWN)  # not an address of the server itself
         if request.verb == "POST":
             message = request.message_in(await request.body())
             if "mcp-session-id" in request.headers:
@@ -118,7 +119,7 @@ class CheckedAgents(AgentFrontend):
         self, request: RequestContext, caller: Caller, intent: AgentOperation, decision: Decision
     ) -> CheckedOperation:
         checked = await super().check(request, caller, intent, decision)
-        if checked.unable is not None:  # the agent answers for itself, perhaps otherwise than its card says
+        if checked.unable is not None:  # the agent answers itself, perhaps with capabilities that its card omits
             await checked.owning.check()
         if intent.sends and (config := push_in(intent.params)):
             await self.pushes.check(config.get("url", ""), caller.binding)
@@ -130,7 +131,7 @@ class CheckedAgents(AgentFrontend):
 
 
 class PolicyQuestion:
-    """A question about an object that no upstream has: policy, the kill switch and limits decide it."""
+    """A question about an object that no upstream has. Policy, the kill switch and limits decide it."""
 
     folder = MCP
 

@@ -31,8 +31,8 @@ Line = tuple[bytes, bytes]
 
 
 class ExtAuthzDecision(NamedTuple):
-    """A decision as Envoy is told. `headers` are those of the answer to the caller, and of an allowed request those
-    that the upstream receives; `removed` are headers that it must not receive."""
+    """A decision for Envoy. `headers` are those of the answer to the caller or, for an allowed request, those that the
+    upstream receives; `removed` are headers that the upstream must not receive."""
 
     allowed: bool
     status: int
@@ -45,7 +45,7 @@ class ExtAuthzDecision(NamedTuple):
 
     @property
     def plain_status(self) -> int:
-        """The status outside of any protocol, where a denial is never a success."""
+        """The status for a protocol-independent response, in which a denial is never a success."""
         if self.allowed:
             return 200
         return plain_status(ANSWERS[self.reason]) if self.reason is not None else 403
@@ -63,25 +63,26 @@ async def decision_on(point: DecisionPoint, asked: AskedRequest, name: str, *, c
         sent = {header.lower() for header, _ in headers}
         removed = tuple(header for header in _carriers(request) if header not in sent)
         return ExtAuthzDecision(True, 200, headers, b"", removed, decision_id, principal, None)
-    assert isinstance(response, WholeResponse)  # refusals of decisions are never silent
+    assert isinstance(response, WholeResponse)  # refusals of decisions always have a response
     headers = [(header, value) for header, value in response.lines if header != "Server"]
     return ExtAuthzDecision(False, response.status, headers, response.body, (), decision_id, principal, request.reason)
 
 
 def _carriers(request: RequestContext) -> Iterable[str]:
-    """Returns the headers that can carry a credential of the caller. Envoy removes them, so that none is passed on."""
+    """Returns the headers that can carry a credential of the caller. Envoy removes them, so none reaches the
+    upstream."""
     gate = request.now.audience(request.server, request.folder).gate
     return dict.fromkeys((*_CREDENTIALS, *(() if gate is None else (gate.header,))))
 
 
 def callers_lines(lines: Iterable[Line]) -> list[Line]:
-    """Returns the header lines that are the caller's."""
+    """Returns the header lines of the caller."""
     return [line for line in lines if not line[0].lower().startswith(_OURS)]
 
 
 def partial_fault(lines: Iterable[str]) -> Refusal | None:
-    """Returns why a body cannot be decided on that the enforcement point did not send whole, by the lines of
-    `x-envoy-auth-partial-body`."""
+    """Returns why a partial body prevents a decision, by the lines of `x-envoy-auth-partial-body`; None if the body is
+    complete."""
     if all(line == "false" for line in lines):
         return None
     return Refusal(Reason.TOO_LARGE, "its body is larger than the enforcement point's max_request_bytes")
@@ -89,7 +90,7 @@ def partial_fault(lines: Iterable[str]) -> Refusal | None:
 
 def target_in(point: DecisionPoint, target: str, extensions: Mapping[str, str]) -> str:
     """Returns the target of a request here. `upstream: <server>` stands for the server's address, whatever the path is;
-    with `agent: <name>` the path is one of that agent's own. Raises ValueError for both at once."""
+    with `agent: <name>` the path is one of that agent's own. Raises ValueError if both are given."""
     server, agent = extensions.get("upstream", ""), extensions.get("agent", "")
     if server and agent:
         raise ValueError("context_extensions name an upstream and an agent: remove one")
@@ -112,7 +113,7 @@ class ExtAuthzEndpoint:
         return path == PREFIX or path.startswith(f"{PREFIX}/")
 
     async def answer(self, http: web.BaseRequest, headers: Headers, path: str, name: str) -> web.StreamResponse:
-        """Answers one check. Its peer is the enforcement point: no header tells reliably who the caller is."""
+        """Answers one check. The peer is the enforcement point: no header reliably identifies the caller."""
         target = origin_form(http.raw_path)[len(PREFIX) :]
         fault, body = partial_fault(headers.get(PARTIAL, ())), b""
         if fault is None:

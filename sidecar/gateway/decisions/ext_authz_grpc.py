@@ -34,13 +34,13 @@ from sidecar.protocols.a2a.status import CODES
 from sidecar.protocols.ext_authz import CHECK, OVERWRITE, CheckRequest, CheckResponse
 from sidecar.protocols.jsonrpc import malformed
 
-ROOM_BYTES: Final = 256 * 1024  # of a check beside the body: headers, and the caller's certificate
+ROOM_BYTES: Final = 256 * 1024  # of a check in addition to the body: headers, and the caller's certificate
 MAX_HEADERS: Final = 1000
 _BEARER: Final = "Bearer "
 
 
 class Check(NamedTuple):
-    """A check that was read: the request asked about, and whether to charge it."""
+    """A check as it was read: the request in question, and whether to charge it."""
 
     asked: AskedRequest
     charge: bool
@@ -73,7 +73,7 @@ class AuthorizationService(GrpcService):
 
 
 def _secret_in(context: Any) -> str:
-    """Returns the secret that a call shows, "" for none, and for more than one."""
+    """Returns the secret in a call's metadata; "" for none and for more than one."""
     shown = [
         str(value).removeprefix(_BEARER) if name == "authorization" else str(value)
         for name, value in context.invocation_metadata() or ()
@@ -83,7 +83,7 @@ def _secret_in(context: Any) -> str:
 
 
 def read_check(point: DecisionPoint, message: bytes) -> Check:
-    """Reads a CheckRequest. Raises ValueError for anything else, and for contradictory `context_extensions`."""
+    """Reads a CheckRequest. Raises ValueError for any other message and for contradictory `context_extensions`."""
     try:
         attributes = CheckRequest.FromString(message).attributes
     except DecodeError:
@@ -94,7 +94,7 @@ def read_check(point: DecisionPoint, message: bytes) -> Check:
     lines = _lines(http)
     fault = partial_fault(value.decode("latin-1") for name, value in lines if name.lower() == PARTIAL.encode())
     if http.body:
-        # Envoy replaces bytes that are not UTF-8 there, so that the upstream may receive another body.
+        # Envoy replaces bytes that are not UTF-8 in this field, so the upstream could receive a different body.
         fault = malformed("the enforcement point must send the body as bytes: set pack_as_bytes")
     asked = AskedRequest(
         http.method,
@@ -109,8 +109,8 @@ def read_check(point: DecisionPoint, message: bytes) -> Check:
 
 
 def _lines(http: Any) -> list[Line]:
-    """Returns the header lines of a request: those of `header_map`, else of `headers`, without pseudo-headers. Raises
-    ValueError for too many."""
+    """Returns the header lines of a request: those of `header_map`, otherwise of `headers`, without pseudo-headers.
+    Raises ValueError for too many."""
     raw = http.header_map.headers
     if len(raw) + len(http.headers) > MAX_HEADERS:
         raise ValueError(f"the request has more than {MAX_HEADERS} headers")
@@ -133,8 +133,9 @@ def _address(text: str) -> str:
 
 
 def shown_by(principal: str, certificate: str) -> str:
-    """Returns the certificate that the caller showed to Envoy, as an element of X-Forwarded-Client-Cert: the whole with
-    `include_peer_certificate`, else its name, which Envoy takes from it in this order: URI, DNS name, subject."""
+    """Returns the certificate that the caller showed to Envoy, as an element of X-Forwarded-Client-Cert: the whole
+    certificate with `include_peer_certificate`, otherwise its name, which Envoy takes from it in this order: URI, DNS
+    name, subject."""
     if certificate:
         return f"Cert={_quoted(certificate)}"
     if principal:

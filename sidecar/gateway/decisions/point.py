@@ -1,4 +1,4 @@
-"""Decides what enforcement points ask about."""
+"""Decides the requests that enforcement points ask about."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from sidecar.http.server.repeated_head import ArrivedBody
 from sidecar.http.tls import NOTHING
 
 AskingProtocol = Literal["authzen", "ext_authz", "auth_request"]
-SECRET_HEADER: Final = "x-pdp-key"  # in which an enforcement point shows its secret
+SECRET_HEADER: Final = "x-pdp-key"  # holds the secret of an enforcement point
 CHARGE_HEADER: Final = "x-sidecar-charge"  # `true` asks for a charge (`pdp.charges`)
 Read = Callable[[RequestContext], Awaitable[Asked | web.StreamResponse]]
 
 
 class Asking(NamedTuple):
-    """How a decision is asked for: by which protocol, by which enforcement point, and whether limits are charged."""
+    """How a decision is requested: by which protocol, by which enforcement point, and whether limits are charged."""
 
     protocol: AskingProtocol
     enforcement_point: str
@@ -37,7 +37,7 @@ class Asking(NamedTuple):
 class AskedRequest:
     """A request that an enforcement point received, as the pipeline sees it: the parts that it reads of an HTTP
     request. `target` is its path and query, `peer` the address of its caller, and `certificate` its caller's, as an
-    element of `X-Forwarded-Client-Cert`. `fault` is why the body cannot be decided on."""
+    element of `X-Forwarded-Client-Cert`. `fault` is the reason why the body cannot be decided on."""
 
     version = HttpVersion11
     transport = head = task = None
@@ -70,9 +70,9 @@ class DecisionPoint:
     async def decide(
         self, http: AskedRequest, asking: Asking, read: Read | None = None
     ) -> tuple[RequestContext, web.StreamResponse]:
-        """Decides on a request, or on what `read` returns, and records it. The response is a `Permit`, or the refusal
-        as the caller would have got it; `RequestContext.reason` is then why. A response that `read` returns and
-        recorded itself needs no decision."""
+        """Decides on a request, or on the one that `read` returns, and records the decision. The response is a
+        `Permit`, or the refusal that the caller would have received, with the reason in `RequestContext.reason`. A
+        response that `read` returns and recorded itself needs no decision."""
         request, _ = self.pipeline.begin(http, self.entrance)  # type: ignore[arg-type]
         record, request.task = request.record, asyncio.current_task()
         record.protocol, record.enforcement_point = asking.protocol, asking.enforcement_point
@@ -103,12 +103,12 @@ class DecisionPoint:
             return await routing.received_body(http, self.pipeline.live.current.bounds, room.grow, room.who)
 
     def charges(self, asked: bool) -> bool:
-        """Reports whether a decision is charged, where the request `asked` for that or not (`pdp.charges`)."""
+        """Reports whether a decision is charged (`pdp.charges`). `asked`: the request asked for a charge."""
         settings = self.pipeline.live.current.settings.pdp
         return settings is not None and (settings.charges == "always" or (settings.charges == "ask" and asked))
 
     def target(self, target: str) -> str:
-        """Returns the target of a request here that reached an enforcement point with this one (`pdp.paths`)."""
+        """Returns the sidecar's target for a target at an enforcement point (`pdp.paths`)."""
         settings, (path, mark, query) = self.pipeline.live.current.settings.pdp, target.partition("?")
         paths, end = {} if settings is None else settings.paths, len(path)
         while end > 0:
@@ -127,7 +127,7 @@ class DecisionPoint:
 
 
 async def _charging(reading: Awaitable[Asked | web.StreamResponse], charge: bool) -> Asked | web.StreamResponse:
-    """Charges all limits but slots, whose end is not seen here, or none."""
+    """Charges all limits except slots, whose end the sidecar does not see, or none."""
     asked = await reading
     if not isinstance(asked, tuple):
         return asked

@@ -1,9 +1,8 @@
 """Limits the connections of the gRPC server, which accepts without a bound of its own.
 
-grpc's listener has no hook before a connection is accepted or after it is closed. But the connections belong to this
-process, and the kernel lists their descriptors and peers. They are inspected twice a second while there may be too many
-or descriptors are short. Surplus connections without a running call are closed, those of the peer with most connections
-first.
+grpc's listener has no hook before a connection is accepted or after it is closed. The kernel lists the descriptors and
+peers of this process's connections, which are inspected twice a second while there may be too many or descriptors are
+short. Surplus connections without a running call are closed, those of the peer with most connections first.
 """
 
 from __future__ import annotations
@@ -67,7 +66,7 @@ class GrpcConnections:
                 gone, told_s = 0, loop.time()
 
     def look(self, short: int = 0) -> int:
-        """Closes surplus connections, and as many as descriptors are `short`. Returns how many."""
+        """Closes surplus connections, at least `short` ones to free descriptors. Returns how many it closed."""
         found = ((descriptor, _peer_at(descriptor, self.port)) for descriptor in _descriptors())
         there = {descriptor: peer for descriptor, peer in found if peer is not None}
         leaves = self.too_many(list(there.values()), short)

@@ -1,7 +1,7 @@
-"""Serves gRPC: what the services of one listener share.
+"""Serves gRPC: the parts that the services of one listener share.
 
-grpc has no deadline for a message that does not arrive or a reader that does not read, so messages are read and written
-here, each within a deadline. Concurrent calls and the size of messages are bounded here too.
+grpc has no deadline for a missing message or a stalled reader, so messages are read and written here, each within a
+deadline. Concurrent calls and the size of messages are bounded here too.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ STREAMS: Final = 100  # of one connection; the minimum that HTTP/2 recommends
 
 
 class WriterStuck(Refusal):
-    """The caller does not read what is sent to it."""
+    """The caller does not read the messages sent to it."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class GrpcService(grpc.GenericRpcHandler):
-    """A service at one port. `patience_s` is the deadline of a message of at most `max_bytes`, and `at_once` the number
-    of concurrent calls at the port; `turned_away` is called for each call beyond it, because grpc's own bound leaves no
-    trace. `guests` are the open connections of the port."""
+    """A service at one port. `patience_s` is the deadline of a message of at most `max_bytes`, and `at_once` the
+    maximum number of concurrent calls at the port. `turned_away` is called for each call beyond it, because grpc's own
+    limit leaves no trace. `guests` are the open connections of the port."""
 
     patience_s: float
     max_bytes: int
@@ -45,7 +45,8 @@ class GrpcService(grpc.GenericRpcHandler):
     def handler(
         self, called: Callable[[AsyncIterator[bytes], Any], Awaitable[None]]
     ) -> grpc.RpcMethodHandler[bytes, bytes]:
-        """Returns the handler of a method that `called` answers. All four kinds of method are the same on the wire."""
+        """Returns the handler of the method that `called` answers. All four kinds of method are the same on the
+        wire."""
 
         async def counted(messages: AsyncIterator[bytes], context: Any) -> None:
             peer = peer_at(context)
@@ -58,8 +59,8 @@ class GrpcService(grpc.GenericRpcHandler):
         return grpc.stream_stream_rpc_method_handler(counted)
 
     async def message(self, messages: AsyncIterator[bytes]) -> bytes:
-        """Returns the message of a call, which has one; anything after it is not read. Raises Refusal: MALFORMED_CALL
-        for none and for one that is late, TOO_LARGE."""
+        """Returns the only message of a call; later messages are not read. Raises Refusal: MALFORMED_CALL for a missing
+        or late message, TOO_LARGE."""
         try:
             async with asyncio.timeout(self.patience_s):
                 message = await anext(aiter(messages))
@@ -73,13 +74,14 @@ class GrpcService(grpc.GenericRpcHandler):
 
 
 async def send(context: Any, message: bytes) -> None:
-    """Sends one message. Raises Refusal(CALLER_GONE) if the caller left, and WriterStuck if it does not read."""
+    """Sends one message. Raises Refusal(CALLER_GONE) if the caller disconnected, and WriterStuck if it does not
+    read."""
     try:
         async with asyncio.timeout(READING_S + len(message) / READ_BYTES_PER_S):
             await context.write(message)
     except TimeoutError:
         raise WriterStuck(Reason.CALLER_GONE) from None
-    except (aio.BaseError, grpc.RpcError, RuntimeError):  # the caller left before or during this message
+    except (aio.BaseError, grpc.RpcError, RuntimeError):  # the caller disconnected before or during this message
         raise Refusal(Reason.CALLER_GONE) from None
 
 
@@ -107,8 +109,8 @@ async def serve(
             ("grpc.max_receive_message_length", max(service.max_bytes for service in services)),
             ("grpc.so_reuseport", int(shares_port)),
             ("grpc.max_concurrent_streams", STREAMS),
-            # Disable the dynamic table: a head of four kilobytes that only references table entries could expand to
-            # sixteen megabytes. A client that does not acknowledge the setting in time has not received it.
+            # Disable the dynamic table: 4 KiB of headers that only reference table entries could expand to 16 MiB. A
+            # client that does not acknowledge the setting in time has not received it.
             ("grpc.http2.hpack_table_size.decoder", 0),
             ("grpc.http2.settings_timeout", int(CONFIRM_S * 1000)),
             ("grpc.server_handshake_timeout_ms", int(greeting_s * 1000)),
@@ -133,7 +135,7 @@ async def serve(
 
 
 def credentials_from(current: Callable[[], tuple[bytes, bytes]]) -> grpc.ServerCredentials:
-    """Returns the listener's credentials, whose key and certificate (PEM) are read at each handshake."""
+    """Returns the listener's credentials. Their key and certificate (PEM) are read at each handshake."""
 
     def now() -> grpc.ServerCertificateConfiguration:
         return grpc.ssl_server_certificate_configuration([current()])

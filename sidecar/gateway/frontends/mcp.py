@@ -1,7 +1,7 @@
 """The frontend of MCP: Streamable HTTP at a server's own address, and its HTTP+SSE transport.
 
-`mcp_requests.py` reads the messages, `forwarder.py` sends them. Here is what lies between policy and limits: the
-server's breaker, switched-off tools, pinned definitions and argument schemas.
+`mcp_requests.py` reads the messages, `forwarder.py` sends them. This module has the checks between policy and limits:
+the server's breaker, switched-off tools, pinned definitions and argument schemas.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ class McpFrontend:
         self.reader = RequestReader(self.forwarder.sessions)
 
     async def parse(self, request: RequestContext, caller: Caller, route: Route) -> ParsedOperation:
-        """Reads era, session, method and parameters. Raises Refusal: malformed, unknown, no such session."""
+        """Reads revision, session, method and parameters. Raises Refusal: malformed, unknown, no such session."""
         if request.verb != "POST":
             request.shape = AnswerShape.PLAIN  # opening a stream or ending a session has no JSON-RPC id to answer
             await self.forwarder.recall(request, caller)
             is_paired, reader = route.kind == routing.SSE, self.reader
             return operation_of(request, reader.of_stream(request) if is_paired else reader.of_verb(request, caller))
-        # The message is read before its session is loaded, so that an error about that carries the message's id; an
-        # invalid request is answered in its session if it exists.
+        # The message is read before its session is loaded, so that a session error carries the message's id; an invalid
+        # request is answered in its session if that exists.
         try:
             raw = routing.arrived_body(request.http, request.headers, request.now.bounds)
             if raw is None or len(raw) > SMALL_BYTES:
@@ -83,7 +83,7 @@ class McpFrontend:
         """Checks also the arguments of a tool call, against the tool's pinned definition and its schema."""
         now, call = request.now, intent.call
         service = now.services.get(request.server) or now.service(request.server)
-        if not isinstance(intent, LeaveIntent):  # a session can be ended also while its upstream is off or unavailable
+        if not isinstance(intent, LeaveIntent):  # a session can end also while its upstream is unavailable
             if self.switch.ledger.flips:
                 self.switch.ledger.switched_off.refuse_use(call, self.clock())
             if not service.account.breaker.closed:
@@ -91,7 +91,7 @@ class McpFrontend:
         if not isinstance(intent, AskIntent):
             return intent
         came_again = False
-        if "requestState" in intent.message.params:  # of a call that continues; a state of another call is refused
+        if "requestState" in intent.message.params:  # of a call that continues; the state of another call is refused
             sealed = self.forwarder.states.open(caller, call, intent.message.params["requestState"])
             params = continued(intent.message.params, sealed)
             intent = intent._replace(message=intent.message._replace(params=params))
@@ -123,8 +123,8 @@ class McpFrontend:
 
 
 def check_tool(now: Snapshot, tool: Tool, question: Question, decision: Decision, size: int = 0) -> None:
-    """Raises Refusal if pins do not allow a tool's definition, or its schema the arguments. `size` is that of the JSON
-    text which they were in, if it is known."""
+    """Raises Refusal if pins do not allow a tool's definition, or its schema does not allow the arguments. `size` is
+    the length of the arguments' JSON text, if known."""
     schema, arguments, key = tool.schema, question.arguments, None
     if schema is None:
         raise Refusal(Reason.SCHEMA_UNAVAILABLE, tool.quarantine_reason)

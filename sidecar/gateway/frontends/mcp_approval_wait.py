@@ -1,8 +1,8 @@
 """Lets calls over MCP wait for a person's approval.
 
-A call of a session is held; with a progress token its caller is sent progress meanwhile. A call without a session is
-answered that input is required, with a `requestState` to come again with, and is held when it does. A client that can
-open addresses is also given the page on which the call is approved.
+A call in a session is held; with a progress token its caller receives progress notifications. A call without a session
+is answered that input is required, with a `requestState` for the next attempt, which is held. A client that can open
+addresses also receives the page on which the call is approved.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from sidecar.upstreams.mcp.bridge import translation
 from sidecar.vocabulary import Caller
 
 ELICITATION: Final = "elicitation/create"
-KEY: Final = "approval"  # of our input request
-STEP: Final = 1e-6  # of our progress, so that the server's own, which follows, is greater
+KEY: Final = "approval"  # of the sidecar's input request
+STEP: Final = 1e-6  # of the sidecar's progress, so that the server's own, which follows, is greater
 MESSAGE: Final = "A person must approve this call"
 
 
 def wait_of(
     request: RequestContext, caller: Caller, intent: AskIntent, states: RequestStates, *, came_again: bool
 ) -> ApprovalWait:
-    """Returns how the call waits. `came_again`: with a state that it was given here."""
+    """Returns how the call waits. `came_again`: it brings a state that the sidecar issued."""
     hold_s, meta = request.now.settings.approvals.hold, intent.message.params.get("_meta", {})
     if intent.era is not Era.STATELESS:
-        if request.record.enforcement_point:  # which waits for the decision
+        if request.record.enforcement_point:  # an enforcement point waits for the decision
             return NOT_HELD
         token = meta.get("progressToken")
         return ApprovalWait(pending_approval, hold_s, None if token is None else HeldProgress(request, token).tell)
@@ -55,7 +55,7 @@ def wait_of(
 
 
 def continued(params: Mapping[str, Any], sealed: RequestState) -> dict[str, Any]:
-    """Returns the parameters of a call that comes again as its server is sent them: with its own state, if any."""
+    """Returns the parameters of a repeated call for its server: with the server's own state, if any."""
     ours = ("requestState", "inputResponses") if sealed.state is None else ("requestState",)
     kept = {name: value for name, value in params.items() if name not in ours}
     return {**kept, "requestState": sealed.state} if sealed.state else kept
@@ -63,7 +63,7 @@ def continued(params: Mapping[str, Any], sealed: RequestState) -> dict[str, Any]
 
 @dataclass(slots=True)
 class HeldProgress:
-    """Sends a caller progress while its call is held."""
+    """Sends progress to a caller whose call is held."""
 
     request: RequestContext
     token: Id

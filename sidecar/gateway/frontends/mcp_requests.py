@@ -1,8 +1,8 @@
-"""Reads what an MCP request asks for.
+"""Reads the intent of an MCP request.
 
-There are six kinds of intent, the same in all eras, and one more for requests to all servers. Each has the `Call` that
-policy decides on; opening a stream and ending a session are calls like any other. Sessions are looked up here, because
-a request is read relative to its session.
+There are six kinds of intent, the same in all MCP revisions, and one more for requests to all servers. Each has the
+`Call` that policy decides on; opening a stream and ending a session are calls like any other. Sessions are looked up
+here, because a request is read relative to its session.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ STREAM, END = "session/stream", "session/end"  # the methods of a GET and a DELE
 
 
 class AskIntent(NamedTuple):
-    """A request that waits for its answer. `session` is None in the stateless era, and for `initialize`."""
+    """A request that waits for its answer. `session` is None in stateless revisions and for `initialize`."""
 
     call: Call
     message: Request
@@ -72,8 +72,8 @@ class LeaveIntent(NamedTuple):
 
 
 class SpreadIntent(NamedTuple):
-    """A request at the aggregate address that names no server. `call` asks about all servers; `also` must all be
-    allowed. `resumed` is the server and its own event id where a stream resumes."""
+    """A request at the aggregate address that names no server. `call` is the question about all servers; the questions
+    in `also` must be allowed too. For a resumed stream, `resumed` is the server and its own event id."""
 
     call: Call
     era: Era
@@ -123,7 +123,8 @@ class RequestReader:
         return NotifyIntent(call, message, session)
 
     def _of_pair(self, request: RequestContext, message: Request | Notification, session: Session) -> Intent:
-        """Reads a message of HTTP+SSE: of the session era, in a session that exists before `initialize`."""
+        """Reads a message of HTTP+SSE, which belongs to a session revision and to a session that exists before
+        `initialize`."""
         request.in_session()
         if eras.names_stateless(request.headers, message):
             raise malformed("this transport serves the session revisions of MCP only")
@@ -137,7 +138,7 @@ class RequestReader:
         return PairIntent(stream_call(request.server, STREAM, SESSION_VERSIONS[0]))
 
     def of_verb(self, request: RequestContext, caller: Caller) -> Intent:
-        """Returns the intent of a GET or a DELETE, which exist only in the session era."""
+        """Returns the intent of a GET or a DELETE, which exist only in session revisions."""
         if not eras.STATELESS_SET.isdisjoint(request.headers.get(VERSION_HEADER, ())):
             raise Refusal(Reason.VERB_NOT_ALLOWED, allow=("POST",))
         session = self.session(request, caller)
@@ -189,5 +190,5 @@ class RequestReader:
 
 
 def stream_call(server: str, method: str, version: str) -> Call:
-    """Returns the call that opens a stream or ends a session, which requires as little as ping."""
+    """Returns the call that opens a stream or ends a session. It requires the same permission as `ping`."""
     return Call("mcp", version, server, method, (messages.server_question(server, "ping"),), session=True)

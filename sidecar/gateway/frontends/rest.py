@@ -5,10 +5,10 @@
 
     GET  /mcp/{server}/approvals/{id}   → McpApproval: how the approval stands that a call waits for
 
-A call that needs a person's approval is answered 202 with the address of that approval; the same call again finds the
-answer. Each request becomes a stateless `tools/list` or `tools/call` with the pipeline's checks. The caller cannot
-answer a server, so the message declares no capabilities, and only the complete answer is sent. The models' names are
-the seed's; the text beside their fields appears in the OpenAPI document.
+A call that needs a person's approval is answered 202 with the address of that approval; repeating the call returns the
+result. Each request becomes a stateless `tools/list` or `tools/call` with the pipeline's checks. The caller cannot
+answer a server, so the message declares no capabilities, and only the complete answer is sent. The names of the models
+are those of the original data models; the text beside their fields appears in the OpenAPI document.
 """
 
 from __future__ import annotations
@@ -176,7 +176,7 @@ class RestFrontend(McpFrontend):
         for _ in range(MAX_PAGES):
             more: dict[str, Any] = {}
             if cursor is not None:
-                try:  # each page, as for a caller over MCP
+                try:  # each page, as for an MCP caller
                     self.session_calls.charge(exchange.caller.last.name)
                 except Refusal as refusal:
                     if not exchange.request.excuse(refusal):
@@ -208,7 +208,7 @@ class RestFrontend(McpFrontend):
         if answer.media_type != EVENT_STREAM:
             return await relay.told(answer)
         try:
-            with exchange.streaming(answer):  # it may last: a principal that is disabled meanwhile is cut off
+            with exchange.streaming(answer):  # it may take long: a principal that is disabled meanwhile is cut off
                 return await relay.told(answer)
         except Refusal:
             if exchange.cut is None:
@@ -244,7 +244,7 @@ def _tool_from(entry: Mapping[str, Any]) -> McpTool:
 
 
 def _tags_of(entry: Mapping[str, Any]) -> list[str]:
-    """Returns a tool's tags: the seed's, or those in `_meta` or under FastMCP's own key in it."""
+    """Returns a tool's tags: those of the original data model, or those in `_meta` or under FastMCP's own key in it."""
     meta = entry.get("_meta")
     inner = [meta.get(key) for key in ("fastmcp", "_fastmcp")] if isinstance(meta, dict) else []
     for where in (entry, meta, *inner):
@@ -280,7 +280,7 @@ async def _respond(
     if isinstance(said, McpError):
         status, media, body = said.status, PROBLEM_JSON, said.encoded()
     elif isinstance(said, McpTools):
-        # In the seed's model, a missing description is null.
+        # In the original data model, a missing description is null.
         body = orjson.dumps({"tools": [members_of(tool, "description") for tool in said.tools]})
     else:
         body = orjson.dumps(said)

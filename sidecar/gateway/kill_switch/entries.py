@@ -1,7 +1,7 @@
 """Decides whether a call touches a disabled principal, tool or server.
 
-A disabled principal counts at any place in the chain, and as the target: an agent, or the MCP server that is called.
-Tools are named `tool:<server>/<tool>`; `mcp:<server>` names all that a server offers.
+A disabled principal matches at any position in the chain and as the target, which is an agent or an MCP server. Tools
+are named `tool:<server>/<tool>`; `mcp:<server>` names all that a server offers.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class SwitchEntry:
 
 @dataclass(frozen=True, slots=True)
 class Disabled:
-    """The entries of one source. An empty one is false, which is the check that most calls need."""
+    """The entries of one source. An empty one is false, so most calls need only a truth test."""
 
     entries: tuple[SwitchEntry, ...] = ()
     _named: Mapping[str, SwitchEntry] = field(init=False, repr=False, compare=False)
@@ -68,7 +68,7 @@ class Disabled:
         return next((entry for entry in found if entry is not None), None)
 
     def refuse(self, chain: Chain, call: Call, now_s: float) -> None:
-        """Raises Refusal(PRINCIPAL_DISABLED), which does not say which principal it was."""
+        """Raises Refusal(PRINCIPAL_DISABLED), which does not name the principal."""
         if self.touched_by(chain, call, now_s) is not None:
             raise Refusal(Reason.PRINCIPAL_DISABLED)
 

@@ -65,7 +65,7 @@ class DisabledEntry(Section):
     principal: Annotated[str, AfterValidator(_pattern)]
     reason: Annotated[str, AfterValidator(_reason)] = ""
     until: Moment | None = None
-    """When it ends by itself."""
+    """When it ends automatically."""
 
 
 def _from_name(value: Any) -> Any:

@@ -1,8 +1,8 @@
-"""Finds names that no rule, role, key or upstream knows, to catch misspellings.
+"""Recognizes names that no rule, role, key or upstream contains, to find misspellings.
 
 An issuer may name any principal. A name is known if a rule, role, budget, key, the settings or `disabled.yaml` mentions
-it, if this process has charged it, or if it is an upstream. Any other may still match a pattern of a rule, such as
-`user:*`; it counts as known unless it is similar to a known name.
+it, if this process has charged it, or if it is an upstream. Any other name may still match a pattern of a rule, such as
+`user:*`, so it counts as known unless it is similar to a known name.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from sidecar.policy.patterns import glob
 ALIKE = 0.8
 COMPARED = 2_000
 MAX_ID = 256
-CHARACTERS = f"{ascii_lowercase}{digits}-_."  # that ids are mostly made of
+CHARACTERS = f"{ascii_lowercase}{digits}-_."  # the usual characters of ids
 
 
 class KnownNames(NamedTuple):
-    """Whether a principal's name is known, and the known name most similar to it, "" if there is none."""
+    """Reports whether a principal's name is known, and the most similar known name; "" if there is none."""
 
     known: bool
     nearest: str = ""
 
 
 def known(name: str, now: Snapshot, seen: Iterable[str]) -> KnownNames:
-    """Looks up a name. `seen` are names that are known from elsewhere."""
+    """Looks up a name. `seen` are names known from other sources."""
     beside = {*names_beside_rules(now), *seen}
     if name in beside or now.engine.has_name(name):
         return KnownNames(True)
@@ -40,8 +40,8 @@ def known(name: str, now: Snapshot, seen: Iterable[str]) -> KnownNames:
 
 
 def _nearest(name: str, now: Snapshot, beside: Set[str]) -> str:
-    """Returns the most similar name, "" if none is similar: of those that stand next to this one in order, or else of
-    those that differ by one edit. Comparing it with a million names would take seconds."""
+    """Returns the most similar name, "" if none is similar. Neighbours in sort order are compared first, then names
+    that differ by one edit. Comparing with a million names would take seconds."""
     kind, _, wanted = name.partition(":")
     prefix, wanted = f"{kind}:", wanted[:MAX_ID]
     others = sorted(text for text in beside if text.startswith(prefix))
@@ -60,7 +60,8 @@ def _closest(wanted: str, names: Iterable[str]) -> str:
 
 
 def _edits(text: str) -> Iterator[str]:
-    """Yields what one character more, less or instead, or two neighbours exchanged, make of a text."""
+    """Yields all texts that differ from this one by one added, removed or replaced character or two exchanged
+    neighbours."""
     for at in range(len(text) + 1):
         head, tail = text[:at], text[at:]
         yield head + tail[1:]
@@ -71,7 +72,7 @@ def _edits(text: str) -> Iterator[str]:
 
 
 def names_beside_rules(now: Snapshot) -> Iterator[str]:
-    """Yields the names of principals that others than rules hold, and texts that equal no name."""
+    """Yields the names of principals from sources other than rules, and texts that equal no name."""
     yield from now.identity.key_owners()
     yield from (f"nhi:{name}" for name in now.upstreams)
     yield from (f"nhi:{name}" for name in now.settings.schedules)

@@ -38,7 +38,7 @@ class SwitchLedger:
 
     @classmethod
     def open(cls, path: Path) -> SwitchLedger:
-        """Reads the file; empty if there is none. Raises SettingsError."""
+        """Reads the file; returns an empty ledger if there is none. Raises SettingsError."""
         ledger = cls(path)
         try:
             with path.open("rb") as file:
@@ -52,8 +52,8 @@ class SwitchLedger:
 
     @classmethod
     def open_all(cls, own: Path, parts: Iterable[Path]) -> SwitchLedger:
-        """Reads the file in the folder `own`, and takes what is newer in those of the other `parts`: what one worker
-        knew stays in force if their number changes. Raises SettingsError."""
+        """Reads the file in the folder `own`, and takes newer changes from the other `parts`, so that the changes of
+        each worker stay in force if the number of workers changes. Raises SettingsError."""
         ledger = cls.open(own / LEDGER_FILE)
         for part in parts:
             if part != own:
@@ -61,8 +61,8 @@ class SwitchLedger:
         return ledger
 
     def absorb(self, parts: Iterable[Path]) -> None:
-        """Saves what was taken from the files in folders of processes that serve no more, and removes those: an order
-        in one of them must not return when the one that undid it is forgotten. Raises OSError."""
+        """Saves the changes from the folders of processes that no longer run, and removes those files: a change in one
+        of them must not return when the change that undid it is forgotten. Raises OSError."""
         if left := [path for part in parts if (path := part / LEDGER_FILE).exists()]:
             self.save()
             for path in left:
@@ -70,11 +70,11 @@ class SwitchLedger:
 
     def next_number(self) -> int:
         """The highest known number plus one, at most the highest number that can be read again. A client that can write
-        to the store can set that number; of two changes with one number the safer one wins."""
+        to the store can set that number; of two changes with the same number the safer one takes effect."""
         return min(max((flip.number for flip in self.flips.values()), default=0) + 1, MAX_NUMBER)
 
     def take(self, flips: Iterable[SwitchVersion]) -> list[SwitchVersion]:
-        """Adds the changes that are newer than the known ones, and returns them."""
+        """Adds the changes that are newer than the known ones. Returns those added."""
         newer = []
         for flip in flips:
             known = self.flips.get(flip.principal)
@@ -94,11 +94,11 @@ class SwitchLedger:
             self._tell()
 
     def save(self, *more: SwitchVersion) -> None:
-        """Writes all changes and `more`, which are not yet added, to disk atomically. Raises OSError."""
+        """Writes all changes, and `more`, which are not added yet, to disk atomically. Raises OSError."""
         flips = self.flips | {flip.principal: flip for flip in more}
         document = {"version": VERSION, "flips": [flip._asdict() for flip in flips.values()]}
         content = orjson.dumps(document, option=orjson.OPT_INDENT_2)
-        # a store can send too much: a file too large to read must not replace a readable one
+        # a store can send too much: a file that is too large to read must not replace a readable one
         if len(content) >= MAX_BYTES:
             raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
         write_whole(self.path, content + b"\n", mode=0o600)

@@ -1,8 +1,8 @@
 """Disables and enables principals at every replica.
 
 Disabling takes effect first, and is then written to the disk, the audit log and the store: if one of them fails, the
-principal stays disabled and the operator gets the error. Enabling happens in the opposite order. Once a second the
-changes of other replicas are read from the store, and changes that the store lacks or has lost are written to it.
+principal stays disabled and the operator gets the error. Enabling uses the opposite order. Once a second, the changes
+of other replicas are read from the store, and changes that the store lacks are written to it.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ log = logging.getLogger("sidecar.gateway.kill_switch")
 
 
 class SwitchError(Exception):
-    """An operator's change is not made, or not completely. `status` is the HTTP status: 400 for an invalid change, 503
-    for one that is made here and not yet sent to the other replicas."""
+    """An operator's change failed, wholly or in part. `status` is the HTTP status: 400 for an invalid change, 503 for
+    one that is in force here but not yet sent to the other replicas."""
 
     def __init__(self, message: str, status: int = 500) -> None:
         super().__init__(message)
@@ -47,7 +47,7 @@ _FORGED = (
 
 
 class KillSwitch:
-    """The kill switch of one replica. `ledger` has what is disabled. `clock` returns seconds since the epoch."""
+    """The kill switch of one replica. `ledger` holds what is disabled. `clock` returns seconds since the epoch."""
 
     def __init__(self, ledger: SwitchLedger, *, share: Run, witness: Witness, clock: Callable[[], float]) -> None:
         self.ledger = ledger
@@ -91,7 +91,7 @@ class KillSwitch:
         return flip.entry
 
     async def enable(self, principal: str, *, by: str, is_object: bool = False) -> bool:
-        """Undoes `disable`; returns False if it was not disabled by hand. Raises SwitchError."""
+        """Undoes `disable`; returns False if it was not disabled manually. Raises SwitchError."""
         _check_name(principal, is_object)
         async with self._turning:
             known = self.ledger.flips.get(principal)
@@ -116,7 +116,7 @@ class KillSwitch:
             raise SwitchError(f"{done}, but {_UNTOLD}", 503)
 
     async def run(self) -> None:
-        """Synchronizes with the other replicas, and retries a failed write to disk. Runs as long as the process."""
+        """Synchronizes with the other replicas, and retries failed writes to disk. Runs as long as the process."""
         while True:
             await asyncio.sleep(EVERY_S)
             await self.sync()
@@ -136,7 +136,7 @@ class KillSwitch:
                     return
                 self._unheard = False
                 is_told = isinstance(told, list) and told and all(isinstance(word, bytes) for word in told)
-                if not is_told or not await self._heard(told, sent):  # another form must not stop the exchange
+                if not is_told or not await self._heard(told, sent):  # a different format must not stop the exchange
                     return
 
     def _arguments(self) -> list[str]:
@@ -144,7 +144,7 @@ class KillSwitch:
         return [self._token, secrets.token_hex(8), str(len(self._untold)), *told, *self._stale]
 
     async def _heard(self, told: list[bytes], sent: Mapping[str, SwitchVersion]) -> bool:
-        """Adds the store's new changes; True if the store lacks some of ours."""
+        """Adds the store's new changes; True if the store lacks some of this replica's."""
         token = told[0].decode("ascii", "replace")
         if token == self._token and len(told) == 1:
             self._untold = {name: flip for name, flip in self._untold.items() if sent.get(name) is not flip}
@@ -203,7 +203,7 @@ def _check_name(name: str, names_object: bool) -> None:
 
 
 def _listed(told: list[bytes], before: Mapping[str, tuple[SwitchVersion, str]]) -> dict[str, tuple[SwitchVersion, str]]:
-    """Returns the hash's entries that can be read, from fields and values; those in `before` are not parsed again."""
+    """Returns the readable entries of the hash, from fields and values; those in `before` are not parsed again."""
     found = {}
     words = [word.decode("utf-8", "replace") for word in told]
     for name, raw in zip(words[::2], words[1::2], strict=False):

@@ -1,8 +1,8 @@
 """Orders changes of the kill switch, so that replicas agree on the newest.
 
 Clocks are not used, because replicas' clocks differ. The number of a change is one more than the highest that its
-replica knew (a Lamport counter). Of two changes with one number the safer wins: disabled before enabled, then the one
-that lasts longer.
+replica knew (a Lamport counter). Of two changes with the same number the safer one takes effect: disabled before
+enabled, then the one that lasts longer.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from sidecar.gateway.kill_switch.entries import SwitchEntry, is_name, is_object,
 
 MAX_NUMBER = 10**15 - 1
 FORGOTTEN_AFTER_S = 30 * 86_400.0
-"""How long a change is kept after its effect has ended, for replicas that were disconnected."""
+"""How long a change is stored after its effect has ended, for replicas that were disconnected."""
 BY_HAND = "switch"
 
 _FOREVER = 99_999_999_999_999
@@ -34,7 +34,7 @@ class SwitchVersion(NamedTuple):
 
     @property
     def rank(self) -> str:
-        """Digits of fixed length, so that the greater text is the newer change, here and in kill_switch.lua."""
+        """Digits of fixed length: the greater text is the newer change, here and in kill_switch.lua."""
         until_s = _FOREVER if self.until is None else min(int(self.until), _FOREVER)
         return f"{self.number:016d}{self.disabled:d}{until_s:014d}"
 
@@ -54,18 +54,19 @@ class SwitchVersion(NamedTuple):
 
 
 def encode(flip: SwitchVersion) -> str:
-    """Returns the change as the store keeps it: its rank, then its content."""
+    """Returns the stored form of the change: its rank, then its content."""
     return flip.rank + orjson.dumps(flip._asdict()).decode()
 
 
 def decode(raw: str) -> SwitchVersion:
-    """Reads the output of `encode`. Raises ValueError for anything else."""
+    """Reads the output of `encode`. Raises ValueError for any other text."""
     _, brace, rest = raw.partition("{")
     return flip_from(orjson.loads(brace + rest))
 
 
 def flip_from(plain: object) -> SwitchVersion:
-    """Reads a change, also with a newer version's members. Raises ValueError: unreadable must not mean "enabled"."""
+    """Reads a change, including one with members of a newer version. Raises ValueError: an unreadable change must not
+    mean "enabled"."""
     if not isinstance(plain, dict) or not plain.keys() >= {*SwitchVersion._fields}:
         raise ValueError("an entry with other fields")
     flip = SwitchVersion(**{name: plain[name] for name in SwitchVersion._fields})

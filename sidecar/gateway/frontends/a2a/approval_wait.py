@@ -1,9 +1,9 @@
 """Lets messages to agents wait for a person's approval.
 
-A message that waits is answered with a task of ours in the state `auth-required`, which belongs to its caller and goes
-on when it is approved: the message is sent then, and the task keeps its id (`task_ownership.py`). A stream begins with
-that task, is held for a while, and goes on with the agent's events if the approval comes meanwhile. Until the message
-was sent, operations on the task are answered here.
+A waiting message is answered with a task of the sidecar in the state `auth-required`. The task belongs to the caller.
+When it is approved, the message is sent and the task keeps its id (`task_ownership.py`). A stream begins with that
+task, is held for a while, and continues with the agent's events if the approval comes in time. Until the message is
+sent, the sidecar answers operations on the task.
 """
 
 from __future__ import annotations
@@ -58,7 +58,8 @@ async def hold(request: RequestContext, last_event: Callable[[Refusal], Awaitabl
 
 
 def updates_in(event: dict[str, Any], task_id: str, context: str) -> Iterator[dict[str, Any]]:
-    """Yields an event as updates of a task that its caller was told already: clients take one task of a stream."""
+    """Yields an event as updates of a task that the caller has already received: clients accept one task in a
+    stream."""
     ids = {"taskId": task_id, "contextId": context}
     if (task := event.get("task")) is not None:
         ids["contextId"] = task.get("contextId") or context
@@ -73,8 +74,9 @@ def updates_in(event: dict[str, Any], task_id: str, context: str) -> Iterator[di
 
 @dataclass(slots=True)
 class HeldMessage:
-    """A message that needs approval, as its request waits with it. `task` is what its caller was told, `sends` that the
-    request itself sends it, and `is_settled` that the agent has answered; if it did not, that is `why`."""
+    """A message that needs approval, as its request waits with it. `task` is the task that its caller received.
+    `sends`: this request sends the message. `is_settled`: the agent has answered; if it has not, `why` is the
+    reason."""
 
     request: RequestContext
     owning: TaskOwnership
@@ -94,7 +96,7 @@ class HeldMessage:
 
     @property
     def ids(self) -> tuple[str, str] | None:
-        """The task and context that its caller was told; None if it did not wait here."""
+        """The task and context that its caller received; None if it did not wait here."""
         return None if self.task is None else (self.task["id"], self.task["contextId"])
 
     @property
@@ -102,7 +104,7 @@ class HeldMessage:
         return self.owning.intent.operation
 
     async def _pending_again(self, approval: ApprovalRecord, page: str | None) -> Refusal:
-        """Returns the answer to a message into a task that the agent has: it waits for the same message again."""
+        """Returns the answer to a message into a task that the agent has. The task waits for the same message again."""
         task, data = self.owning.task, approval_data(approval, page)
         context = self.owning.intent.context or task
         text = "A person must approve this message: send it again then"
@@ -111,7 +113,7 @@ class HeldMessage:
         return TaskWaits(self._operation, shown, data)
 
     async def _tick(self, approval: ApprovalRecord, _: str | None) -> None:
-        """Tells the caller that its stream is held. Raises Refusal."""
+        """Reports to the caller that its stream is held. Raises Refusal."""
         if self.task is not None:
             self.messages.reserve(self.task["id"])
             assert self.request.held is not None
@@ -122,7 +124,7 @@ class HeldMessage:
         await outlet.write(self._event({"task": task}))
 
     async def _pending(self, approval: ApprovalRecord, page: str | None) -> Refusal:
-        """Returns the answer: the task. A stream was told it already, and ends."""
+        """Returns the answer, which is the task. A held stream has already sent it, and ends."""
         task = self.task
         if task is None:
             task = await self._begin(approval, reserve=False)
@@ -142,7 +144,7 @@ class HeldMessage:
         return written
 
     async def _last_event(self, refusal: Refusal) -> bytes:
-        """Returns the end of a held stream that does not go on."""
+        """Returns the last event of a held stream that does not continue."""
         assert self.task is not None
         if refusal.reason is Reason.APPROVAL_PENDING:
             return b""
@@ -173,9 +175,9 @@ class HeldMessage:
             self.is_settled = True
 
     async def give_up(self) -> None:
-        """Ends the task, if the agent has not answered."""
+        """Ends the task if the agent has not answered."""
         if self.task is not None and self.sends and not self.is_settled:
-            with suppress(Refusal):  # the worker ends it, as one that was being sent
+            with suppress(Refusal):  # the worker ends it, like one that was being sent
                 await self.messages.fail(self.task["id"], self.why)
 
 
@@ -186,11 +188,11 @@ def refusal_event(request: RequestContext, refusal: Refusal) -> bytes:
 
 
 def waits(task: Mapping[str, Any]) -> bool:
-    """Whether a task of ours waits for approval, or is being sent."""
+    """Whether a task of the sidecar waits for approval or is being sent."""
     return task["status"]["state"] in (AUTH_REQUIRED, "TASK_STATE_SUBMITTED")
 
 
 def said_of(task_id: str, context: str, about: str, text: str) -> dict[str, Any]:
-    """Returns a message of ours about a task."""
+    """Returns a message of the sidecar about a task."""
     ids = {"messageId": f"{task_id}-{about}", "contextId": context, "taskId": task_id}
     return {**ids, "role": "ROLE_AGENT", "parts": [{"text": text}]}

@@ -2,7 +2,8 @@
 
 The card is the agent's own, rewritten with the addresses of sidecar, the skills that this caller may use, and a
 signature. As A2A requires, it is public: without a credential it shows what `anonymous` may use. The card of an
-authenticated caller is excluded from shared caches. The seed's form of the card is made from the same data.
+authenticated caller is excluded from shared caches. The card in the form of the original data models is made from the
+same data.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ def named(now: Snapshot, name: str) -> AgentUpstream:
 
 
 class CardView(NamedTuple):
-    """What a written card depends on beside the agent's own card: the addresses, the skills shown, the required
+    """What a written card depends on in addition to the agent's own card: the addresses, the skills shown, the required
     credentials, and whether the reader may read the extended card."""
 
     interfaces: tuple[cards.Interface, ...]
@@ -118,7 +119,7 @@ def interfaces(now: Snapshot, agent: AgentUpstream, place: Place) -> tuple[cards
 
 
 def _grpc_interfaces(now: Snapshot, agent: AgentUpstream, at: str) -> Iterator[cards.Interface]:
-    """Yields the gRPC addresses. An address of one agent only needs no tenant, and so also serves 0.3."""
+    """Yields the gRPC addresses. An address with only one agent needs no tenant, and therefore also serves 0.3."""
     server, own = now.settings.server, agent.grpc_port
     if not isinstance(server.grpc, ListenAddress) or not (url := _grpc_url(server, own, at)):
         return
@@ -130,7 +131,7 @@ def _grpc_interfaces(now: Snapshot, agent: AgentUpstream, at: str) -> Iterator[c
 
 
 def _grpc_url(server: ServerSettings, own: int | None, at: str) -> str:
-    """Returns the gRPC address of callers; "" where the system chose the port, which is unknown here."""
+    """Returns the gRPC address of callers; "" if the system chose the port, which is unknown here."""
     told, address = server.grpc_url, server.grpc
     if told is not None and (own is None or AGENT_PLACE in told):
         return told
@@ -169,14 +170,14 @@ def signer_of(now: Snapshot) -> cards.CardSigner | None:
 
 @dataclass(slots=True)
 class CardText:
-    """Caches the last documents written. Each signature differs, but the same card must have the same bytes; and the
-    cache bounds the work for cards, which are public and can be expensive to write."""
+    """Caches the last documents written. Each signature differs, but the same card must have the same bytes. The cache
+    also bounds the work for cards, which are public and can be expensive to write."""
 
     kept: OrderedDict[Key, tuple[Mapping[str, Any], bytes]] = field(default_factory=OrderedDict)
     size: int = 0
 
     def of(self, card: Mapping[str, Any], key: Key, write: Callable[[], dict[str, Any]]) -> bytes:
-        """Returns the document for an agent's card; `key` is everything else that it depends on."""
+        """Returns the document for an agent's card; `key` is everything else on which it depends."""
         of, body = self.kept.pop(key, (None, b""))
         self.size -= len(body)
         if of is not card:

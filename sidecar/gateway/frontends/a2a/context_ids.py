@@ -1,9 +1,9 @@
 """Maps context ids of callers to the ids that an agent sees, and back.
 
-Callers may choose a `contextId` themselves, and an agent does not tell callers apart: two callers with the same id
-would share a context, and refusing the second would disclose the first. So the first owner's id is sent unchanged. For
-any other owner, an unguessable prefix is added before the id goes to the agent, and removed from the agent's answers.
-The prefix is derived from a secret and not stored, so every replica with the secret knows it.
+Callers may choose a `contextId` themselves, and an agent does not distinguish callers: two callers with the same id
+would share a context, and refusing the second would disclose that the first exists. So the first owner's id is sent
+unchanged. For any other owner, an unguessable prefix is added before the id goes to the agent, and removed from the
+agent's answers. The prefix is derived from a secret and not stored, so every replica with the secret knows it.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class ContextIds(NamedTuple):
         return {**said, **changed} if changed else said
 
     def _chosen(self, called: str) -> str:
-        """Returns the id that the caller knows: what follows the prefix, if that is the one of this owner."""
+        """Returns the id that the caller knows: the part after the prefix, if the prefix is this owner's."""
         if called[_PREFIX_CHARS : _PREFIX_CHARS + 1] != _BETWEEN or len(called) > MAX_ID_CHARS:
             return called
         prefix, context = called[:_PREFIX_CHARS], called[_PREFIX_CHARS + 1 :]
@@ -72,9 +72,10 @@ class ContextIds(NamedTuple):
 
 
 def alike(context: str) -> str:
-    """Returns one form for all spellings of a context id that some agent may read as equal: a UUID column ignores case,
-    hyphens and braces, a number column ignores leading zeros. The first caller that names a context owns it, so another
-    spelling would reach a context of another owner. The form has lower-case letters and digits only."""
+    """Returns one form for all spellings of a context id that some agent may treat as equal: a UUID column ignores
+    case, hyphens and braces, a number column ignores leading zeros. The first caller that names a context owns it;
+    without this, another spelling would reach a context of another owner. The form has lower-case letters and digits
+    only."""
     if context.isascii():
         plain = context.lower().translate(_NO_LETTERS)
     else:

@@ -1,4 +1,4 @@
-"""One decided operation at its agent, from the message that is sent to the last event of its answer."""
+"""One decided operation at its agent, from the message sent to the last event of its answer."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ _UNDER_WAY: Final = frozenset({"TASK_STATE_UNSPECIFIED", "TASK_STATE_SUBMITTED",
 
 
 class CheckedOperation(NamedTuple):
-    """A permitted operation, with its agent and the tasks that it names, which are the caller's; or why the agent is
-    `unable` to carry it out for anyone. `held` is a message that needs approval."""
+    """A permitted operation, with its agent and the tasks that it names, which are the caller's; or the reason why the
+    agent is `unable` to carry it out for anyone. `held` is a message that needs approval."""
 
     agent: AgentUpstream
     owning: TaskOwnership
@@ -36,11 +36,11 @@ class CheckedOperation(NamedTuple):
 class AgentExchange(WatchedExchange):
     """One decided operation at its agent. `dialect` writes its answers.
 
-    `held` is its message, if that needed approval. `told` are the ids of task and context with which the caller's
-    held stream began.
+    `held` is its message, if that needed approval. `told` are the ids of task and context at the beginning of the
+    caller's held stream.
 
-    The cost that an agent reports is final when the task has ended, and when it waits for its caller (`is_final`): the
-    caller's next message is a call of its own, with its own cost.
+    The cost that an agent reports is final (`is_final`) when the task has ended or waits for its caller: the caller's
+    next message is a call of its own, with its own cost.
     """
 
     is_final = False
@@ -58,8 +58,7 @@ class AgentExchange(WatchedExchange):
         self.deadline_s = left_s if left_s > 0 else timeout_s
 
     def outgoing(self, params: dict[str, Any]) -> OutgoingOperation:
-        """Returns the operation as the agent receives it. Nothing before the agent can refuse it any more, so it is
-        charged."""
+        """Returns the operation as the agent receives it. Only the agent can refuse it after this, so it is charged."""
         intent = self.owning.intent
         self.lease.forwarded = True
         headers = self.request.headers
@@ -100,7 +99,7 @@ class AgentExchange(WatchedExchange):
                 self.request.tool_failed()
 
     def heard_all(self) -> None:
-        """Returns the unused part of the charge if the cost is final."""
+        """Returns the unused part of the charge to the limits if the cost is final."""
         if self.is_final:
             self.request.answered()
 
@@ -117,7 +116,7 @@ class AgentExchange(WatchedExchange):
         return await request.end_held(event)
 
     def events_of(self, event: dict[str, Any]) -> Iterator[bytes]:
-        """Yields an agent's event as the caller is told it."""
+        """Yields the forms of an agent's event that the caller receives."""
         operation = self.owning.intent.operation
         for one in (event,) if self.told is None else updates_in(event, *self.told):
             yield self.dialect.event(operation, one)

@@ -61,7 +61,7 @@ class AgentFrontend:
         self.unsent = UnsentTasks(self.messages, self.forwarder.places)
 
     def greet(self, request: RequestContext) -> None:
-        """Sets the writer of a caller that did not come by HTTP, so that every refusal is in its protocol."""
+        """Sets the writer of a caller of another transport than HTTP, so that every refusal is in its protocol."""
         if (called := _called(request)) is not None:
             request.dialect = called.dialect
 
@@ -89,7 +89,7 @@ class AgentFrontend:
         message, metadata = intent.params.get("message"), intent.params.get("metadata")
         if message is not None and "metadata" in message:
             request.names_run(message["metadata"])
-        if metadata:  # of the request, which comes before that of its message
+        if metadata:  # the request's metadata takes precedence over that of its message
             request.names_run(metadata)
         return ParsedOperation(intent.call, intent)
 
@@ -168,7 +168,7 @@ class AgentFrontend:
         if unable is None:  # otherwise no task may be disclosed
             await owning.check()
             request.record.task_id = owning.task
-            if intent.sends and not request.record.enforcement_point:  # which waits for the decision alone
+            if intent.sends and not request.record.enforcement_point:  # it waits for the decision alone
                 if owning.unsent is not None and (waiting := await self.unsent.standing(owning)) is not None:
                     raise TaskWaits(intent.operation, waiting, {})
                 if decision.approvals and self._may_wait(request, caller):
@@ -178,7 +178,7 @@ class AgentFrontend:
         return _new(CheckedOperation, (agent, owning, unable, held))
 
     def _may_wait(self, request: RequestContext, caller: Caller) -> bool:
-        """Whether a message that needs approval becomes a task: it has an owner, who may know what it waits for."""
+        """Whether a message that needs approval becomes a task, which requires an owner that may know why it waits."""
         return not caller.is_anonymous and request.now.manner.disclosure == "reason"
 
     async def carry_out(self, charged: Charged) -> web.StreamResponse:
@@ -294,7 +294,8 @@ class AgentFrontend:
                 await pushing.undo()
 
     async def _not_streamed(self, exchange: AgentExchange, error: AgentError) -> web.StreamResponse:
-        """Answers with an agent's error. A held stream on a task, which has ended meanwhile, gets its last state."""
+        """Answers with an agent's error. A held stream on a task that ended in the meantime gets the last state of the
+        task."""
         request, owning = exchange.request, exchange.owning
         if request.held is None or owning.intent.operation is not RESUBSCRIBE:
             return await exchange.failed(error)
@@ -394,7 +395,7 @@ def _rpc(request: RequestContext, route: Route, raw: bytes) -> AgentOperation:
         if dialect.version == "0.3" or "?" in request.path:  # otherwise the one header says 1.0
             dialect.version = version_of(request.headers, _query(request))
         message = jsonrpc.message_from(envelope)
-    except Refusal:  # it carries the request's id too
+    except Refusal:  # the body contains the request's id too
         dialect.request_id = request.request_id = request.record.request_id = jsonrpc.request_id_in(envelope)
         raise
     if isinstance(message, jsonrpc.Request):

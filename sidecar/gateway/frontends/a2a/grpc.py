@@ -2,10 +2,10 @@
 
 One handler serves every method of both versions, unary and streaming (threats G4). Each call becomes a request like any
 other and passes `gateway/pipeline.py`; only its encoding differs: Protocol Buffers, and gRPC's own status in place of
-HTTP's. The called agent is given by the port, by the tenant (1.0), or by the authority,
-which a proxy passes on in a header because grpc does not expose it; if there is only one agent, it is that one.
+HTTP's. The port, the tenant (1.0) or the authority identifies the agent. A proxy passes the authority in a header
+because grpc does not expose it. If there is only one agent, it is the default.
 
-`frontends/grpc_listener.py` has what all services of the listener share.
+`frontends/grpc_listener.py` has the parts that all services of the listener share.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from sidecar.protocols.jsonrpc import INVALID_PARAMS, MAX_DEPTH, has_nul, malfor
 SERVICES: Final[dict[str, Version]] = {"lf.a2a.v1.A2AService": "1.0", "a2a.v1.A2AService": "0.3"}
 Handle = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 NOWHERE: Final = "/agents/-"  # no agent can have this name
-# Clients accept 8 KiB of trailers; a sentence is in them twice, once with three characters for each byte.
+# Clients accept 8 KiB of trailers. A sentence occurs in them twice, once with three characters for each byte.
 MAX_SENTENCE_BYTES, MAX_DETAILS_BYTES = 1024, 3072
 MAX_SENT_VALUES: Final = 40_000  # in one request: each value becomes a Python object, at 1 us each
 _NAME: Final = re.compile(r"[a-z0-9]+(?:-[a-z0-9]+)*")
@@ -98,8 +98,8 @@ class GrpcWriter(ResponseWriter):
 
 @dataclass(slots=True)
 class GrpcRequest(CalledName):
-    """A call as the pipeline sees it: the parts that it reads of an HTTP request, and the call itself. `broken` is why
-    the message is unusable, None for a complete one."""
+    """A call as the pipeline sees it: the parts of an HTTP request that it reads, and the call itself. `broken` is the
+    reason why the message is unusable, None for a complete one."""
 
     agent: str
     operation: Operation
@@ -132,7 +132,7 @@ class GrpcRequest(CalledName):
             params = FORMS[self.dialect.version, "grpc"].read_params(self.operation, given)
         except UnreadableMessage as error:
             raise malformed(str(error), INVALID_PARAMS) from None
-        if b"\0" in self.body and has_nul(params):  # as in JSON; a zero byte alone does not prove a NUL character
+        if b"\0" in self.body and has_nul(params):  # as for JSON; a zero byte alone does not prove a NUL character
             raise malformed("the message has a NUL character", INVALID_PARAMS)
         if params.get("tenant") == self.agent:
             del params["tenant"]  # it named the agent
@@ -145,7 +145,7 @@ class GrpcRequest(CalledName):
 @dataclass(slots=True)
 class GrpcEventStream(EventStream):
     """The messages of an answer. `is_stuck` is set when the caller does not read them. HTTP/2 has its own pings, and
-    the return of the call ends the answer."""
+    returning from the call ends the answer."""
 
     context: Any
     is_stuck: bool = False
@@ -158,7 +158,7 @@ class GrpcEventStream(EventStream):
         await self.send(data)
 
     async def send(self, message: bytes) -> None:
-        """Sends one message. Raises Refusal(CALLER_GONE) if the caller left or does not read."""
+        """Sends one message. Raises Refusal(CALLER_GONE) if the caller disconnected or does not read."""
         try:
             await send(self.context, message)
         except WriterStuck:
@@ -215,7 +215,7 @@ class GrpcCalls(GrpcService):
             status, message, details = dialect.failure
             if details:
                 context.set_trailing_metadata(((DETAILS, details),))
-            with suppress(aio.InternalError):  # the caller may have left
+            with suppress(aio.InternalError):  # the caller may have disconnected
                 await context.abort(_STATUS[status], message)
 
 
@@ -227,7 +227,7 @@ def _label(context: Any, header: str) -> str:
 
 
 def _headers(context: Any, version: Version) -> list[tuple[bytes, bytes]]:
-    """Returns all metadata as headers. The version is that of the service, whatever the metadata says."""
+    """Returns all metadata as headers. The version is that of the service, whatever version the metadata has."""
     found = [(b"a2a-version", version.encode())]
     for name, value in context.invocation_metadata() or ():
         if name != "a2a-version" and not name.endswith("-bin"):

@@ -2,8 +2,8 @@
 
 A caller's configuration (address, token, credentials) is stored here, and the agent receives an address and a secret of
 sidecar instead. So the agent never dials an address that a caller wrote, and never holds the caller's credentials for
-the receiver. A push arrives here, is read like any answer of an agent, belongs to the owner of its task, and leaves by
-the outbox in the version of A2A that the owner speaks:
+the receiver. A push arrives here, is read like any answer of an agent, belongs to the owner of its task, and is
+delivered through the outbox in the owner's A2A version:
 
     caller ── register ──▶ url, token, credentials stored ── own address, own secret ──▶ agent
     receiver ◀── outbox, signed ── pushed: matched, read, rewritten ◀── own address, own secret ── agent
@@ -40,7 +40,7 @@ PATH: Final = "/a2a/push/"
 BOUNDS = RecordBounds(per_owner=1_000, total=100_000)
 MAX_SECRET_CHARS: Final = 4096
 HANDLE_CHARS: Final = 43  # 256 bits in base64url
-CHANGED_TIMES: Final = 20  # while other calls change the same configuration
+CHANGED_TIMES: Final = 20  # attempts, while other calls change the same configuration
 _OURS = re.compile(rf"https?://[^?#]*{PATH}([A-Za-z0-9_-]{{{HANDLE_CHARS}}})")
 _HANDLE = re.compile(rf"[A-Za-z0-9_-]{{{HANDLE_CHARS}}}")
 _VALUE = re.compile(r"[!-~](?:[ !-~]*[!-~])?")  # valid in a header
@@ -82,7 +82,7 @@ class RewrittenConfig(NamedTuple):
 class PushConfigs:
     """The push configurations of all callers. `check` checks a receiver's address; `is_anothers` knows the owners of
     tasks, and `shows` what an owner may see; `new_secret` returns 43 unguessable characters of base64url; nothing is
-    kept longer than `keep_s` seconds."""
+    stored longer than `keep_s` seconds."""
 
     store: RecordStore[PushRecord]
     outbox: Outbox
@@ -125,7 +125,7 @@ class PushConfigs:
         if named is None:
             return
         alike = [one for one in await self._of(named.owner, named.server, task_id) if one.config_id == config_id]
-        last = max(alike, key=_named_last, default=None)  # two that are named at once agree on this
+        last = max(alike, key=_named_last, default=None)  # concurrent calls agree on it
         await self._forget([one.handle for one in alike if one is not last])
 
     async def abandon(self, handle: str) -> None:
@@ -173,8 +173,8 @@ class PushConfigs:
     async def tell(
         self, behalf: OnBehalfOf, task_id: str, config: Mapping[str, Any], version: Version, event: dict[str, Any]
     ) -> None:
-        """Stores an event of a task of ours for delivery, by a configuration that the agent was never given. Raises
-        Refusal: see `register`, and what `Outbox.put` raises."""
+        """Stores an event of a task of the sidecar for delivery, by a configuration that the agent never received.
+        Raises Refusal: see `register`, and what `Outbox.put` raises."""
         ours = await self.register(behalf, task_id, config, version)
         if (record := await self._record(ours.handle)) is not None:
             await self._deliver(record, event)
@@ -191,8 +191,8 @@ class PushConfigs:
         await self.outbox.put("push", record.handle, record.behalf, record.url, tuple(headers), said)
 
     async def _bound(self, record: PushRecord, task_id: str) -> str:
-        """Binds a configuration that came inside a send to the first task pushed to it, also under concurrent pushes;
-        never to a task of another owner."""
+        """Binds a configuration inside a send to the first task pushed to it, also with concurrent pushes, but never to
+        a task of another owner."""
         if await self.is_anothers(record.owner, record.server, task_id):
             return ""
         bound = await self._changed(record.handle, task_id=task_id, only_if_unbound=True)
@@ -216,7 +216,7 @@ class PushConfigs:
         return [one for one in mine if (one.owner, one.task_id) == (owner, task_id) and one.expires_at > now_s]
 
     async def _record(self, handle: str) -> PushRecord | None:
-        """Returns an unexpired configuration; None also for one that another key sealed."""
+        """Returns an unexpired configuration; None for one that another key sealed."""
         try:
             record = await self.store.get(handle)
         except UnreadableRecord as unreadable:
@@ -237,7 +237,7 @@ def _named_last(record: PushRecord) -> tuple[float, str]:
 
 @dataclass(slots=True)
 class PushRewriter:
-    """The push configuration that an operation may bring. `handle` identifies the rewritten one, "" for none."""
+    """The push configuration that an operation may contain. `handle` identifies the rewritten one, "" for none."""
 
     pushes: PushConfigs
     caller: Caller
@@ -276,7 +276,7 @@ class PushRewriter:
         """Drops the configuration, because the agent accepted nothing."""
         if self.handle:
             handle, self.handle = self.handle, ""
-            with suppress(Refusal):  # it expires by itself, and its secret was not sent
+            with suppress(Refusal):  # it expires automatically, and its secret was not sent
                 await self.pushes.abandon(handle)
 
     async def shown(self, result: dict[str, Any]) -> dict[str, Any]:
@@ -336,8 +336,8 @@ def _task_in(result: Mapping[str, Any]) -> str:
 
 
 def _said(event: Mapping[str, Any], version: Version) -> bytes | None:
-    """Returns the body for the receiver. 0.3 receives a task with what is known of it: for a status update a task with
-    that status; for an artifact update nothing, because a task requires a status."""
+    """Returns the body for the receiver. 0.3 receives a task with all known data: for a status update a task with that
+    status; for an artifact update nothing, because a task requires a status."""
     if version == "1.0":
         return orjson.dumps(event)
     if "task" in event:

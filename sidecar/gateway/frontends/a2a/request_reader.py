@@ -1,4 +1,4 @@
-"""Reads the canonical operation out of a request at an agent's address.
+"""Reads the canonical operation from a request at an agent's address.
 
     POST /agents/{agent}/                       JSON-RPC, 0.3 and 1.0 by `A2A-Version`
     …    /agents/{agent}/v1/…                   HTTP+JSON of 0.3
@@ -39,7 +39,7 @@ _OF_TASK: Final = frozenset({"push/set", "push/get", "push/list", "push/delete"}
 
 
 class CalledName:
-    """A request that is a call already: its operation, its parameters, and the stream of its answer."""
+    """A request that already names its operation, with its parameters and the stream of its answer."""
 
     operation: Operation
     dialect: ResponseWriter
@@ -55,7 +55,7 @@ class CalledName:
 
 
 class AgentOperation(NamedTuple):
-    """One operation on one agent. `tasks` are the tasks that it names, each of which must be the caller's; `context` is
+    """One operation on one agent. `tasks` are the tasks that it names, which must belong to the caller; `context` is
     the context that it continues or begins. `sends`: it sends a message, which may begin a task. `pushes`: it names
     push configurations, which are rewritten."""
 
@@ -144,7 +144,7 @@ def canonical(agent: str, operation: Operation, params: dict[str, Any]) -> Agent
 def stored(
     agent: str, operation: Operation, params: dict[str, Any], version: Version, extensions: tuple[str, ...]
 ) -> AgentOperation:
-    """Returns an operation that was read before, from its canonical parameters."""
+    """Returns an operation that was read before, built from its canonical parameters."""
     return _operate(agent, operation, params, version, extensions)
 
 
@@ -156,7 +156,7 @@ def _given(
     body: object,
     version: Version,
 ) -> dict[str, Any]:
-    """Returns the parameters of body or query with those of the path, which they must not contradict."""
+    """Returns the parameters of body or query with those of the path. The two must not contradict each other."""
     if route.has_body and not isinstance(body, dict):
         raise UnreadableMessage("", "must be an object")
     schema, message = V10 if version == "1.0" else PROTO03, request_name(operation, version)
@@ -171,7 +171,7 @@ def _given(
 
 
 def _named_in(address: http.RestAddress, operation: Operation, version: Version) -> Iterator[tuple[str, str]]:
-    """Yields the parameters in the path. In 0.3 it is a resource's name."""
+    """Yields the parameters in the path. In 0.3 they are a resource's name."""
     task, config, of_task = address.ids.get("task"), address.ids.get("config"), operation.action in _OF_TASK
     if version == "1.0":
         named = (("taskId" if of_task else "id", task), ("id", config), ("tenant", address.tenant))
@@ -199,7 +199,7 @@ def _operate(
     inside, skill = message.get("metadata", _NOTHING), ""
     if metadata or inside:
         if SKILL in metadata and SKILL in inside and metadata[SKILL] != inside[SKILL]:
-            # rules would read the one, and the agent perhaps the other
+            # rules would read one value, and the agent perhaps the other
             raise malformed(f"/message/metadata/{SKILL} is another one than /metadata/{SKILL}", INVALID_PARAMS)
         skill = skill_in(params)  # the audit record names it
     asked = (f"nhi:{agent}", operation.action, "", skill, _asked(params, push), metadata)
@@ -215,12 +215,12 @@ def _operate(
 
 
 def _tasks_of_message(message: Mapping[str, Any], push: Mapping[str, Any]) -> tuple[str, ...]:
-    """Returns the tasks that a message names. Raises Refusal for what is no message."""
+    """Returns the tasks that a message names. Raises Refusal if there is no valid message."""
     tasks: tuple[str, ...] = ()
     if push or "taskId" in message or "referenceTaskIds" in message:
         named = (message.get("taskId", ""), *message.get("referenceTaskIds", ()), push.get("taskId", ""))
         tasks = tuple(dict.fromkeys(filter(None, named)))
-        if len(tasks) > MAX_NAMED:  # each is looked up
+        if len(tasks) > MAX_NAMED:  # each requires a lookup
             raise malformed(f"params.message names more than {MAX_NAMED} tasks", INVALID_PARAMS)
     if not message.get("parts") or not message.get("messageId"):
         raise malformed("params.message must have a messageId and parts", INVALID_PARAMS)

@@ -1,6 +1,6 @@
 """Writes answers and refusals in the version and binding that the caller speaks.
 
-There is one `ResponseWriter` for each. Results and an agent's errors come in canonical form; refusals are mapped by the
+Each binding has one `ResponseWriter`. Results and an agent's errors come in canonical form; refusals are mapped by the
 table below (CONTRACT 6). JSON-RPC carries errors that A2A and JSON-RPC define in HTTP 200, as the official SDK does;
 errors that only HTTP defines have their own status.
 """
@@ -42,7 +42,7 @@ _CODE_WORDS: Final[Mapping[int, str]] = {kind.code: kind.reason for kind in KIND
 
 
 class TaskWaits(Refusal):
-    """A message waits for approval. `task` is the answer to it, in the form that its `operation` has."""
+    """A message waits for approval. `task` is the answer to it, in the form that its `operation` requires."""
 
     def __init__(self, operation: Operation, task: dict[str, Any], data: Mapping[str, Any]) -> None:
         super().__init__(Reason.APPROVAL_PENDING, "its task goes on when it is approved", data=data)
@@ -57,8 +57,8 @@ def word_for(refusal: Refusal) -> AgentErrorKind | None:
 
 
 def sentence_for(refusal: Refusal, facts: Mapping[str, Any]) -> str:
-    """Returns the sentence of a refusal. For an unknown task it is the sentence of the agents, because clients of 0.3
-    match it, and so that another owner's task looks like none."""
+    """Returns the sentence of a refusal. For an unknown task it is the sentence that agents use, because clients of 0.3
+    match it, and because a task of another owner must look like an unknown one."""
     if refusal.reason is Reason.TASK_UNKNOWN:
         return BY_REASON["TASK_NOT_FOUND"].message
     return message_of(refusal, facts)
@@ -126,7 +126,7 @@ class ResponseWriter(ABC):
 
 
 class JsonWriter(ResponseWriter):
-    """Writes JSON. Events of errors are named `error_event_name`, if they are named."""
+    """Writes JSON. Events of errors are named `error_event_name`, if they have a name."""
 
     __slots__ = ()
 
@@ -181,7 +181,7 @@ class JsonRpcWriter(JsonWriter):
         return orjson.dumps({"jsonrpc": "2.0", "id": self.request_id, "result": said})
 
     def _told(self, status: int, body: bytes, headers: Mapping[str, str]) -> ErrorResponse:
-        """Returns an error. The official client of 0.3 reads it as a stream of one event if it asked for one."""
+        """Returns an error. To a streaming request, the official client of 0.3 requires a stream of one event."""
         if self.version == "0.3" and self.streams:
             return ErrorResponse(status, _event(body), EVENT_STREAM, headers)
         return ErrorResponse(status, body, JSON, headers)
@@ -242,7 +242,7 @@ class HttpJsonWriter(JsonWriter):
 
 
 def info_of(refusal: Refusal, word: AgentErrorKind | None, facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the `google.rpc.ErrorInfo` of a refusal, where every value is text."""
+    """Returns the `google.rpc.ErrorInfo` of a refusal, in which every value is text."""
     told = str(facts.get("reason", "denied")).replace("-", "_").upper()
     return {
         "@type": ERROR_INFO,
@@ -253,7 +253,8 @@ def info_of(refusal: Refusal, word: AgentErrorKind | None, facts: Mapping[str, A
 
 
 def details_of(error: AgentError) -> list[dict[str, Any]]:
-    """Returns an agent's error details but those in sidecar's name, or the one that A2A 1.0 requires."""
+    """Returns the agent's error details, without those under the sidecar's name, or the detail that A2A 1.0
+    requires."""
     theirs = [dict(one) for one in error.data if one.get("domain") != OUR_DOMAIN]
     if theirs:
         return theirs
@@ -261,8 +262,8 @@ def details_of(error: AgentError) -> list[dict[str, Any]]:
 
 
 def _rpc_status(refusal: Refusal, word: AgentErrorKind | None, manner: DenyManner) -> int:
-    """Returns the HTTP status of a refusal in JSON-RPC. Errors that A2A defines are carried by JSON-RPC alone; denials,
-    limits and failures have the status too, unless `deny_style` says that JSON-RPC carries it."""
+    """Returns the HTTP status of a refusal in JSON-RPC. Errors that A2A defines have status 200; denials, limits and
+    failures have their own status unless `deny_style` excludes it."""
     answer = refusal.answer
     if answer.http < 300 or refusal.reason is Reason.METHOD_UNKNOWN or (word is not None and answer.http in (400, 404)):
         return 200
@@ -270,6 +271,6 @@ def _rpc_status(refusal: Refusal, word: AgentErrorKind | None, manner: DenyManne
 
 
 def _event(data: bytes, name: bytes = b"") -> bytes:
-    """Returns one event; `data` is JSON written here, and so one line."""
+    """Returns one event. `data` is JSON written here, and therefore one line."""
     head = b"event: " + name + b"\n" if name else b""
     return head + b"data: " + data + b"\n\n"

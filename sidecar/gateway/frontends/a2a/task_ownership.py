@@ -1,12 +1,12 @@
 """Checks and records who owns tasks and contexts at agents.
 
-Before a call goes out, every task that it names must belong to its caller, and its context belongs to the caller or is
-claimed for it, under an id that no other owner has (`context_ids.py`). Before an answer reaches the caller, every task
-in it must belong to the caller, and the owner of a new one is recorded. A task of another owner and an unknown task are
-answered alike (threats G1-G3).
+Before a call is sent, every task that it names must belong to its caller. Its context must belong to the caller, or is
+claimed for the caller under an id that no other owner has (`context_ids.py`). Before an answer reaches the caller,
+every task in it must belong to the caller, and the owner of a new one is recorded. A task of another owner and an
+unknown task are answered alike (threats G1-G3).
 
-A task whose first message waited for approval has an id of ours (`approval_wait.py`), which stays. Its caller's
-operations are sent with the agent's id, and answers about it are shown with ours.
+A task whose first message waited for approval has an id of the sidecar (`approval_wait.py`), which does not change.
+Operations are sent with the agent's id, and answers show the sidecar's.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from sidecar.vocabulary import Caller, Question
 
 TASKS: Final[Namespace] = "a2a"
 CONTEXTS: Final[Namespace] = "a2a-context"
-# A context never ends. Its record is marked as ended from the beginning, so that the oldest contexts are evicted as
-# ended tasks are; otherwise a caller with many contexts would lose each task as soon as it ends.
+# A context never ends. Its record is marked as ended from the beginning, so that the oldest contexts are evicted like
+# ended tasks; otherwise a caller with many contexts would lose each task as soon as it ends.
 ENDLESS: Final = "endless"
 TERMINAL: Final[Mapping[str, str]] = {
     "TASK_STATE_COMPLETED": "completed",
@@ -35,7 +35,7 @@ TERMINAL: Final[Mapping[str, str]] = {
     "TASK_STATE_REJECTED": "rejected",
 }
 _ABOUT_TASKS: Final = frozenset({"Task", "SendMessageResponse", "StreamResponse"})
-# The members of a result that are about a task, and where each names it; "" is the result itself.
+# The members of a result that are about a task, and the place of the task's id in each; "" is the result itself.
 _WHOLE: Final = {"": "id"}
 _MEMBERS: Final = {"task": "id", "message": "taskId", "statusUpdate": "taskId", "artifactUpdate": "taskId"}
 # The members of parameters and results that are ids of tasks, or hold some. A push configuration without an id of its
@@ -49,13 +49,13 @@ _FIRST: Final = itemgetter(0)
 
 
 class TaskOwnership:
-    """The tasks of one caller at one agent, for one operation. `mine` are those that it names, `known` is what became
-    the caller's by this operation, `context` the context's id at the agent. `task` is the task that the operation
-    names, or that its answer began; "" for none. `began` is the record of the task that began here with this message,
-    and `ours` are ids of the agent with those that its caller knows.
+    """The tasks of one caller at one agent, for one operation. `mine` are those that it names, `known` those that
+    became the caller's by this operation, `context` is the context's id at the agent. `task` is the task that the
+    operation names, or that its answer began; "" for none. `began` is the record of the sidecar's task that began with
+    this message. `ours` maps ids of the agent to those that its caller knows.
 
-    An id has one owner at the agent, whatever tenant it was named under, and is refused under any other tenant: an
-    agent may number tasks for each tenant separately, and the same id would be another owner's task there.
+    An id has one owner at the agent and is refused under any tenant other than its first: an agent may number tasks for
+    each tenant separately, and the same id would be another owner's task there.
 
     Tasks of `anonymous` are answered in the call that begins them and have no owner: no record is kept, so no other
     anonymous caller can query or continue them (threats G2).
@@ -90,7 +90,7 @@ class TaskOwnership:
             if any(task not in self.mine for task in intent.tasks):
                 raise Refusal(Reason.TASK_UNKNOWN)
             if any(record.is_unsent and name != self.task for name, record in self.mine.items()):
-                raise Refusal(Reason.TASK_UNKNOWN)  # the agent does not have it yet
+                raise Refusal(Reason.TASK_UNKNOWN)  # it is not at the agent yet
             self.ours = {record.at_agent: name for name, record in self.mine.items() if record.at_agent}
             if intent.sends:
                 for record in self.mine.values():
@@ -100,7 +100,7 @@ class TaskOwnership:
 
     async def can_find(self) -> bool:
         """Reports whether a list can have results. A list for another owner's context, or an unknown one, is empty
-        without asking the agent, whose pages would tell the two apart."""
+        without a request to the agent, whose pages would distinguish the two."""
         if self.intent.operation is not LIST or not self.intent.context:
             return True
         if len(self.intent.context) > MAX_ID_CHARS:
@@ -114,12 +114,12 @@ class TaskOwnership:
         return [contexts.shown(renamed(entry, ours)) for entry in entries if entry.get("id") in mine]
 
     async def begin_here(self, task: str) -> None:
-        """Records a task of ours as the caller's, before it is told. Raises Refusal."""
+        """Records a task of the sidecar as the caller's, before the caller receives it. Raises Refusal."""
         await self._claim([TaskClaim(TASKS, task, here=True)], Reason.TASK_UNKNOWN)
-        del self.known[TASKS, task]  # it is none that the agent began
+        del self.known[TASKS, task]  # the agent did not begin it
 
     async def starts(self, task: str, context: str) -> None:
-        """Makes the operation's message the first one of a task that began here. Raises Refusal."""
+        """Makes the operation's message the first one of a task that the sidecar began. Raises Refusal."""
         self.began, self.task = (await self._mine((task,), TASKS)).get(task), task
         if self.began is None:
             raise Refusal(Reason.TASK_UNKNOWN)
@@ -127,13 +127,13 @@ class TaskOwnership:
 
     @property
     def unsent(self) -> OwnerRecord | None:
-        """The task that the operation is about, if only the sidecar has it."""
+        """The task that the operation is about, if the agent does not have it yet."""
         record = self.mine.get(self.task)
         return record if record is not None and record.is_unsent else None
 
     @property
     def is_plain(self) -> bool:
-        """Whether the agent has the ids that the caller named."""
+        """Whether the agent uses the ids that the caller named."""
         return not self.ours and not self.context
 
     def outward(self, params: dict[str, Any]) -> dict[str, Any]:
@@ -160,7 +160,7 @@ class TaskOwnership:
         return ContextIds(self.tasks.secret, self.caller.binding, self.intent.call.upstream)
 
     async def _conversations(self) -> Collection[OwnerRecord]:
-        """Returns the caller's contexts of this id, plain or prefixed, which determines the one meant."""
+        """Returns the caller's contexts of this id, plain or prefixed, to determine which one the id means."""
         contexts, chosen = self._contexts, self.intent.context
         own = contexts.own(chosen)
         keys = contexts.key(chosen), contexts.key(own)
@@ -169,7 +169,7 @@ class TaskOwnership:
         return mine.values()
 
     async def _check_context(self) -> None:
-        if len(self.intent.context) > MAX_ID_CHARS:  # checked before anything is derived from it
+        if len(self.intent.context) > MAX_ID_CHARS:  # checked before an id is derived from it
             raise Refusal(Reason.TASK_UNKNOWN)
         mine = await self._conversations()
         too_long = len(self._contexts.own(self.intent.context)) > MAX_ID_CHARS  # the prefixed form must fit too
@@ -215,8 +215,8 @@ class TaskOwnership:
             self.task = self.task or (name if namespace == TASKS else "")
 
     async def admit(self, result: dict[str, Any]) -> dict[str, Any]:
-        """Returns a result, or one event, about the caller's tasks, as the caller may see it; new tasks in it are
-        recorded. Lists are read by `task_pages.py`. Raises Refusal."""
+        """Returns a result, or one event, about the caller's tasks, in the caller's view; new tasks in it are recorded.
+        `task_pages.py` reads lists. Raises Refusal."""
         intent, response = self.intent, self.intent.operation.response
         if self.ours:
             result = renamed(result, self.ours)
@@ -251,7 +251,7 @@ class TaskOwnership:
 
     def _begin(self, claims: list[TaskClaim], claim: TaskClaim) -> None:
         """Adds a claim of a new task or context. One message begins one task in one context (A2A 1.0, 3.1.2); otherwise
-        an agent could name ever more tasks and evict the oldest ones of the caller."""
+        an agent could evict the caller's oldest tasks by naming new ones."""
         namespace, name = claim[:2]
         if (namespace, name) in self.known or claim in claims:
             return
@@ -273,7 +273,7 @@ class TaskOwnership:
 
 
 async def shown_to(tasks: TaskOwners, owner: str, agent: str, event: dict[str, Any]) -> dict[str, Any]:
-    """Returns an agent's event, which it pushed, with the ids that the owner of its task knows. Raises Refusal."""
+    """Returns an event that an agent pushed, with the ids that the owner of its task knows. Raises Refusal."""
     named = [task for task, _, _ in _named("StreamResponse", event) if task]
     ours = await tasks.shown_as(owner, agent, named, namespace=TASKS)
     shown: dict[str, Any] = ContextIds(tasks.secret, owner, agent).shown(renamed(event, ours))

@@ -30,8 +30,8 @@ class UnsentTasks:
     places: StreamLimits
 
     async def standing(self, owning: TaskOwnership, *, goes_on: bool = True) -> dict[str, Any] | None:
-        """Returns a task whose message waits; None for one that the agent has, which `owning` knows then. An approved
-        one `goes_on` if its agent needs the caller. Raises Refusal."""
+        """Returns a task whose message waits; None for a task that the agent has, which `owning` then knows. An
+        approved task `goes_on` if its agent needs the caller. Raises Refusal."""
         if owning.unsent is None:
             return None
         if goes_on:
@@ -43,8 +43,8 @@ class UnsentTasks:
         return found
 
     async def carry_out(self, exchange: AgentExchange) -> web.StreamResponse | None:
-        """Answers an operation on a task whose message waits for approval. Returns None once the agent has the task:
-        then the operation goes on there. Raises Refusal."""
+        """Answers an operation on a task whose message waits for approval. Returns None once the agent has the task and
+        can answer itself. Raises Refusal."""
         request, owning, dialect = exchange.request, exchange.owning, exchange.dialect
         operation, told = owning.intent.operation, None
         exchange.lease.forwarded = True
@@ -70,7 +70,7 @@ class UnsentTasks:
         return await respond(request, dialect.result(operation, told))
 
     async def _until_sent(self, exchange: AgentExchange) -> web.StreamResponse | None:
-        """Holds a stream on a task whose message waits. Returns None once that was sent."""
+        """Holds a stream on a task whose message waits. Returns None once the message was sent."""
         request, owning, loop = exchange.request, exchange.owning, exchange.request.loop
         if (told := await self.standing(owning)) is None:
             return None
@@ -101,7 +101,7 @@ class UnsentTasks:
 
 
 class HeldStream:
-    """A stream that is held for a task that waits; closed from outside, it ends."""
+    """A stream that is held for a waiting task. Closing it from outside ends it."""
 
     def __init__(self) -> None:
         self.closed = asyncio.Event()

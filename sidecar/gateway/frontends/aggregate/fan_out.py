@@ -1,8 +1,9 @@
-"""Finds the servers behind the aggregate address that a caller sees, keeps its sessions there, and calls them together.
+"""Finds the servers behind the aggregate address that a caller sees, holds its sessions there, and calls them
+concurrently.
 
-A server is visible if the caller holds a live grant on it, no deny row closes it, it is not disabled, and the
-credential meets its own requirements (`anonymous`, `scopes`). Any other looks as if it did not exist. A session at a
-server is opened on first use; the client knows only the aggregate session, with which all member sessions end.
+A server is visible if the caller holds an unexpired grant on it, no deny row closes it, it is not disabled, and the
+credential meets its own requirements (`anonymous`, `scopes`). Any other server looks as if it did not exist. A session
+at a server is opened on first use. The client knows only the aggregate session; all member sessions end with it.
 
 All servers of a request are called concurrently, each with its own deadline; one that fails is named in the result. The
 request fails only if no server answered.
@@ -52,7 +53,7 @@ class VisibleServers(NamedTuple):
 def view_of(
     now: Snapshot, caller: Caller, spread: SpreadIntent, now_s: float, switch: KillSwitch, *, shadow: bool
 ) -> VisibleServers:
-    """Returns the servers that a request may reach, by name. Raises Refusal if only policy leaves some."""
+    """Returns the servers that a request may reach, by name. Raises Refusal if policy leaves none."""
     answers = now.enter_each(caller.chain, spread.call, now_s)
     seen, refusals = dict[str, Decision](), list[Refusal]()
     for name, answer in answers.items():
@@ -121,7 +122,7 @@ class MemberSessions:
             def opened(done: asyncio.Task[Session]) -> None:
                 del self._opening[key]
                 if not done.cancelled():
-                    done.exception()  # retrieved even if no call is waiting, so that asyncio logs nothing
+                    done.exception()  # retrieved even if no call waits, so that asyncio logs nothing
 
             task.add_done_callback(opened)
         return await asyncio.shield(task)  # one waiting call may be cancelled while others still wait
@@ -217,7 +218,8 @@ class FanOut:
     async def each(
         self, request: RequestContext, servers: Sequence[Service], ask: Ask
     ) -> tuple[list[GatheredPage], list[UnavailableServer]]:
-        """Returns the pages of the servers that answered, and the others. Raises Refusal if none answered."""
+        """Returns the pages of the servers that answeredand the servers that did not. Raises Refusal if none
+        answered."""
         room = asyncio.Semaphore(AT_ONCE)
 
         async def bounded(service: Service) -> GatheredPage | UnavailableServer:
@@ -300,7 +302,7 @@ def note(request: RequestContext, servers: Sequence[Service], missing: Sequence[
 def _checked(passed: FilteredMessage) -> Mapping[str, Any]:
     if passed.result is None:
         if orjson.loads(passed.out or b"{}").get("error", {}).get("code") == METHOD_NOT_FOUND:
-            return {}  # an empty list, of a server that does not know the method
+            return {}  # an empty list: the server does not know the method
         raise Refusal(Reason.UPSTREAM_FAILED, "it answered with an error")
     cursor = passed.result.get("nextCursor")
     if isinstance(cursor, str) and len(cursor) > MAX_CURSOR_CHARS:

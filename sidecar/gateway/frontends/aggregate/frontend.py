@@ -1,7 +1,7 @@
 """The frontend of the aggregate address.
 
-A request that names no server is sent to every server that its caller may see, or answered here. A request that names
-a server gets the mapping of that server's names to those of this address.
+A request that names no server is sent to every server that its caller may see, or answered here. A request that names a
+server receives that server's names mapped to those of this address.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ class AggregateFrontend(McpFrontend):
         except SessionLost:
             if attached is content:  # no session was opened for it: the message concerns the lost session
                 raise
-        # The server lost its member session and did not execute the call, which is sent once more in a new one.
+        # The server lost its member session and did not execute the call, which is sent once more in a new session.
         return await McpFrontend.carry_out(self, charged._replace(content=await self._attach(charged, content)))
 
     async def _attach(self, charged: Charged, intent: ServerIntent) -> ServerIntent:
@@ -140,7 +140,8 @@ class AggregateFrontend(McpFrontend):
         return intent._replace(session=part, call=intent.call._replace(protocol_version=part.version))
 
     def _reach(self, request: RequestContext, caller: Caller, spread: SpreadIntent) -> AggregateCall:
-        """Returns the request with the servers that it may reach. Raises Refusal if policy denies it or leaves none."""
+        """Returns the request with the servers that it may reach. Raises Refusal if policy denies it or allows no
+        server."""
         now_s = self.clock()
         view = fan_out.view_of(request.now, caller, spread, now_s, self.switch, shadow=request.shadow)
         request.record.call = spread.call._replace(questions=view.questions)
@@ -160,7 +161,7 @@ class AggregateFrontend(McpFrontend):
 
     async def _begin(self, call: AggregateCall) -> web.StreamResponse:
         declared = messages.forwarded_params(call.message, "", tasks=False)
-        if len(orjson.dumps(declared)) > MAX_DECLARED_BYTES:  # it is stored as long as the session
+        if len(orjson.dumps(declared)) > MAX_DECLARED_BYTES:  # it is stored for the whole session
             raise Refusal(Reason.TOO_LARGE, f"initialize may declare {MAX_DECLARED_BYTES} bytes here")
         asked = declared["protocolVersion"]
         version = asked if asked in SESSION_VERSIONS else SESSION_VERSIONS[-1]
@@ -192,7 +193,8 @@ class AggregateFrontend(McpFrontend):
         return await _respond(call, result)
 
     async def _capabilities(self, servers: Sequence[Service]) -> dict[str, Any]:
-        """Returns the union of the servers' capabilities; of a server that has not reported its own, all."""
+        """Returns the union of the servers' capabilities. A server that has not reported its own counts as having
+        all."""
         unknown = [service for service in servers if service.catalogue.capabilities is None]
 
         async def introduced(service: Service) -> None:
@@ -289,7 +291,7 @@ class AggregateFrontend(McpFrontend):
                 return await ResponseStream(exchange, None).answer(answer)
 
     def _stream(self, call: AggregateCall) -> UpstreamExchange:
-        """Returns the caller's stream, of the aggregate session. Any of the servers stands for all of them."""
+        """Returns the stream of the aggregate session. Any one of its servers represents all of them."""
         request, decision = call.request, call.request.record.decision
         until = None if decision is None else end_of(call.caller, decision, request.now)
         exchange = UpstreamExchange(
@@ -320,13 +322,13 @@ _SERVER_INFO = {"name": "sidecar", "version": __version__}
 
 
 def _instructions(servers: Sequence[Service]) -> str:
-    """Returns sidecar's own instructions: a server's apply to its own address, and none speaks for others."""
+    """Returns the sidecar's own instructions. A server's instructions apply to its own address only."""
     names = ", ".join(service.name for service in servers)
     return f"Tools and prompts are named {joined('server', 'name')}. Servers: {names}."
 
 
 def _flags(name: str, can: object) -> dict[str, bool]:
-    """Returns the known capabilities that are true; others belong to extensions."""
+    """Returns the known capabilities that are true. Unknown ones belong to extensions."""
     given = can if isinstance(can, dict) else {}
     flags = {flag: True for flag in _ALL[name] if given.get(flag) is True}
     return {**flags, "listChanged": True} if "listChanged" in _ALL[name] else flags
@@ -334,7 +336,7 @@ def _flags(name: str, can: object) -> dict[str, bool]:
 
 def _ttl_ms(pages: Sequence[GatheredPage], missing: Sequence[UnavailableServer]) -> int:
     if missing:
-        return 0  # do not cache: a server may come back
+        return 0  # do not cache: an unavailable server may return
     ttls = [one.result.get("ttlMs") for one in pages]
     return min((int(ttl) for ttl in ttls if isinstance(ttl, int | float) and 0 <= ttl < MAX_TTL_MS), default=TTL_MS)
 

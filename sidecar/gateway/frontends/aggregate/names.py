@@ -6,8 +6,8 @@
     resource template   sidecar://server/<template>     its text percent-encoded, its expressions unchanged
     ids and tokens      server__<JSON>                  of a server's requests to its client
 
-The caller expands a template, so the value of an expression arrives encoded by RFC 6570 and is decoded with the rest:
-reserved characters of a value come out bare. Policy decides on them, and the server receives them.
+The caller expands a template, so an expression's value arrives encoded by RFC 6570 and is decoded with the rest: its
+reserved characters are then unencoded. Policy decides on them, and the server receives them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MAX_NAME_CHARS: Final = 128  # of the whole name (CONTRACT 1.2)
 SERVER_META: Final = "sidecar/server"
 _SERVER = re.compile(r"[a-z0-9]+(?:-[a-z0-9]+)*\Z")
 _EXPRESSION = re.compile(r"(\{[^{}]*\})")
-_NO_URI = re.compile(r"[^\x21-\x7e]")  # characters that a URI holds only percent-encoded
+_NO_URI = re.compile(r"[^\x21-\x7e]")  # characters that a URI contains only percent-encoded
 _STRAY_PERCENT = re.compile(r"%(?![0-9A-Fa-f]{2})")
 
 
@@ -41,7 +41,7 @@ def joined(server: str, name: str) -> str:
 
 
 def split(name: object) -> tuple[str, str] | None:
-    """Returns the server and its own name; None for a name without a server."""
+    """Returns the server and its own name for the object; None for a name without a server."""
     if not isinstance(name, str) or len(name) > MAX_NAME_CHARS:
         return None
     server, mark, own = name.partition(SEPARATOR)
@@ -58,7 +58,7 @@ def unwrapped(uri: object) -> tuple[str, str] | None:
     if not isinstance(uri, str) or not uri.lower().startswith((SCHEME, UI_SCHEME)) or _STRAY_PERCENT.search(uri):
         return None
     server, slash, encoded = uri.partition("://")[2].partition("/")
-    server = server.lower()  # it stands in the place of a host, which is case-insensitive
+    server = server.lower()  # it takes the place of a host, which is case-insensitive
     if not slash or not _SERVER.match(server):
         return None
     try:
@@ -90,8 +90,8 @@ def untagged(tag: object) -> tuple[str, Id] | None:
 
 
 class AggregateNames:
-    """Rewrites the names in one server's messages for the aggregate address, but no arguments: audit records show them.
-    `left_out` holds the tools and prompts whose names would be too long."""
+    """Rewrites the names in one server's messages for the aggregate address, but no arguments, because audit records
+    show them. `left_out` holds the tools and prompts whose names would be too long."""
 
     __slots__ = ("left_out", "server")
 
@@ -100,7 +100,7 @@ class AggregateNames:
         self.left_out: list[LeftOut] = []
 
     def result(self, result: dict[str, Any]) -> dict[str, Any]:
-        """Rewrites a filtered result, wherever MCP defines names: a server may answer anything."""
+        """Rewrites a filtered result, at every place where MCP defines names, whatever the method."""
         changed = self._described({**result, **self._held(result)})
         for member in messages.LISTS:
             if member in result:
@@ -135,7 +135,8 @@ class AggregateNames:
         return None if tag is None else Request(tag, request.method, params)
 
     def event_id(self, sealed: str) -> str:
-        """Returns an event id of this server's stream. Base64 and server names contain no full stop."""
+        """Returns an event id of this server's stream. The separator is a full stop, which neither base64 nor server
+        names contain."""
         return f"{self.server}.{sealed}"
 
     def _tag(self, value: object) -> str | None:

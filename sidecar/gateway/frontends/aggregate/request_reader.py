@@ -84,7 +84,7 @@ def _at_member(session: Session, tag: object) -> tuple[Session, Id] | None:
 
 
 def _inward(message: Request) -> tuple[str, Request]:
-    """Returns a request's server (EVERY for none), and the request as that server reads it. Raises Refusal."""
+    """Returns the server of a request (EVERY for none), and the request as that server reads it. Raises Refusal."""
     method, params = message.method, message.params
     if method in _NAMED:
         server, own = _split(params.get("name"), "name")
@@ -144,7 +144,7 @@ def _unwrapped(uri: object, where: str) -> tuple[str, str]:
 
 
 def _resumption(session: Session, event_id: str) -> tuple[Session, str] | None:
-    """Returns the member session that an event came from, and its own event id; None if there is none."""
+    """Returns the member session of an event and the event's id there; None if there is none."""
     server, _, sealed = event_id.partition(".")
     part = session.parts.get(server)
     own = part.opened_event_id(sealed) if part is not None else None
@@ -152,7 +152,8 @@ def _resumption(session: Session, event_id: str) -> tuple[Session, str] | None:
 
 
 def params_without_cursor(message: Request) -> dict[str, Any]:
-    """Returns a list's parameters for each server; a caller's token would otherwise be used at many servers."""
+    """Returns a list's parameters for each server, without the caller's cursor and token, which would be used at many
+    servers."""
     forwarded = messages.forwarded_params(message, "", tasks=False)
     params = {key: value for key, value in forwarded.items() if key != "cursor"}
     if "progressToken" in params.get("_meta", {}):

@@ -1,11 +1,11 @@
 """Merges the streams of many servers into one.
 
-Each server's stream is read, filtered and translated as it would be alone, and written into one pipe. The caller's end
+Each server's stream is read, filtered and translated as if it were alone, and written into one pipe. The caller's end
 of the pipe is a stream like any other, with the same reasons to end (`gateway/response_stream.py`). A server's stream
-that breaks is reopened, with growing delays while it breaks at once; it does not end the merged stream.
+that breaks is reopened, with growing delays if it breaks at once; it does not end the merged stream.
 
-Session era: the streams of the member sessions, each from when it is opened. Stateless era: one subscription at each
-server, and one acknowledgement for all of them.
+Session revisions: the streams of the member sessions, each from its opening. Stateless revisions: one subscription at
+each server, and one acknowledgement for all of them.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class PipedEvents(EventSink):
 
 @dataclass(slots=True, eq=False)
 class StreamMerge:
-    """Merges the servers' streams into one. `see` returns the servers that the caller sees under a snapshot."""
+    """Merges the servers' streams into one. `see` returns the servers visible to the caller under a snapshot."""
 
     call: AggregateCall
     gathering: FanOut
@@ -98,12 +98,12 @@ class StreamMerge:
         return task
 
     def _over(self, task: asyncio.Task[None]) -> None:
-        """Ends the merged stream if one of its streams fails with a bug, so that the bug is noticed."""
+        """Ends the merged stream if one of its streams fails because of a bug, so that the bug is noticed."""
         if not task.cancelled() and task.exception() is not None:
             self.pipe.end(Refusal(Reason.INTERNAL))
 
     async def _keep(self, servers: Sequence[Service]) -> None:
-        """Opens the streams of these servers, then of servers that are added. Runs as long as the merged stream."""
+        """Opens the streams of these serversand then those of added servers. Runs as long as the merged stream."""
         seen, names = self._rules(), [service.name for service in servers]
         self._start(names, self.call.intent.resumed)
         if self._subscribes:
@@ -124,7 +124,7 @@ class StreamMerge:
                         self._say(f"notifications/{what}/list_changed", {})
 
     def _rules(self) -> tuple[object, ...]:
-        """Returns the objects that determine which servers the caller sees; a changed rule is a different object."""
+        """Returns the objects that determine which servers the caller sees. A changed rule is a different object."""
         switch = self.gathering.forwarder.switch
         return self._live.current, switch.ledger.disabled, switch.ledger.switched_off
 
@@ -207,7 +207,7 @@ class StreamMerge:
             await asyncio.sleep(pause_s)
 
     async def _listen(self, service: Service, last_event_id: str | None) -> Refusal | None:
-        """Passes on one server's messages until its stream ends. Returns why; None if the server ended it."""
+        """Passes on one server's messages until its stream ends. Returns the reason; None if the server ended it."""
         exchange = self._exchange(service)
         try:
             self._judge(exchange)
@@ -240,7 +240,7 @@ class StreamMerge:
         return exchange
 
     def _judge(self, exchange: UpstreamExchange) -> None:
-        """Checks one server's grant, which its stream must not outlast. Raises Refusal if it has ended."""
+        """Checks one server's grant, because its stream must end with it. Raises Refusal if it has ended."""
         now_s, rules = self._live.clock(), exchange.judged_by
         decision = rules.decide(self.call.caller.chain, exchange.call, now_s)
         if not rules.shadows(now_s):
@@ -250,7 +250,7 @@ class StreamMerge:
     async def _opened(self, exchange: UpstreamExchange, last_event_id: str | None) -> UpstreamAnswer:
         message = self.call.intent.message
         if not isinstance(message, Request):
-            if exchange.session is None:  # the session was dropped; the next call begins another
+            if exchange.session is None:  # the session was dropped; the next call begins a new one
                 raise Refusal(Reason.SESSION_UNKNOWN)
             return await exchange.listen(last_event_id)
         uris = self._spelled(exchange.service.name)
