@@ -12,20 +12,41 @@ import importlib
 import os
 import signal
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import FrameType
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 from sidecar.cli.serve import settle_interpreter
+from tests.flow import forks
 from tests.valkey import Valkey, running_valkey
 
 settings.register_profile("patient", deadline=None, max_examples=50, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("patient")
 HERE = Path(__file__).parent
 os.umask(0o027)  # who keeps secrets in files closes them to others, and the sidecar sees to it that they did
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """One process forks commands for all workers of a run."""
+    if hasattr(config, "workerinput"):
+        forks.started.update(config.workerinput["forks"])
+        return
+    stack = ExitStack()
+    config.add_cleanup(stack.close)
+    folder = Path(stack.enter_context(TemporaryDirectory(prefix="forks")))  # a socket's path holds 107 bytes
+    for number, interpreter in enumerate(forks.PRELOADED):
+        if Path(interpreter).exists():
+            forks.started[interpreter] = str(stack.enter_context(forks.bin_in(folder / str(number), interpreter)))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    node.workerinput["forks"] = forks.started
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:

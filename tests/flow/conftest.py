@@ -1,12 +1,12 @@
 """Fixtures of the flow tests: a whole sidecar, real sockets."""
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
 
-from tests.flow.forks import bin_in
+from tests.flow import forks
 from tests.flow.guests import gateway, gone
 from tests.flow.streams import Emitter
 from tests.flow.world import Upstream, World, world
@@ -28,7 +28,6 @@ async def house(tmp_path: Path) -> AsyncIterator[World]:
 
 
 @pytest.fixture(scope="session")
-def commands(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def commands() -> Path:
     """A folder for PATH whose `sidecar` starts at once."""
-    with bin_in(tmp_path_factory.mktemp("forks")) as folder:
-        yield folder
+    return Path(forks.sidecar()).parent

@@ -20,6 +20,7 @@ from typing import Any
 
 import aiohttp
 
+from tests.flow.forks import Fork, sidecar, started
 from tests.flow.world import PATIENCE_S, PATIENT, write_folder
 
 RECOMPUTE = Path(__file__).parent.parent / "peers" / "recompute_audit.py"
@@ -30,10 +31,11 @@ class Served:
     """A folder and the process that serves it. `url` is the data listener's."""
 
     folder: Path
-    process: asyncio.subprocess.Process | None = None
+    process: asyncio.subprocess.Process | Fork | None = None
     url: str = ""
     starts: int = 0
     module: str = "sidecar"
+    is_fresh: bool = False  # whether an interpreter of its own starts it
     _read_bytes: int = 0
     _controls: list[str] = field(default_factory=list)
 
@@ -42,12 +44,12 @@ class Served:
         self.starts += 1
         log = self.folder / f"stderr-{self.starts}.log"
         with log.open("wb") as stderr:
-            self.process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                *("-m", self.module, "serve", "-c", str(self.folder / "sidecar.yaml")),
-                stderr=stderr,
-                env={**os.environ, **PATIENT},
-            )
+            words = ("-m", self.module, "serve", "-c", str(self.folder / "sidecar.yaml"))
+            environ = {**os.environ, **PATIENT}
+            if self.is_fresh or not started:
+                self.process = await asyncio.create_subprocess_exec(sys.executable, *words, stderr=stderr, env=environ)
+            else:
+                self.process = await Fork.start(*words, environ=environ, stderr=stderr.fileno())
         async with asyncio.timeout(PATIENCE_S):
             while not (found := re.search(r"sidecar serves .* at (http://[^/\s]+)/mcp", log.read_text())):
                 assert self.process.returncode is None, log.read_text()
@@ -106,16 +108,7 @@ class Served:
 
     def verify(self) -> tuple[int, str]:
         """What `sidecar audit verify` says."""
-        command = [
-            sys.executable,
-            "-m",
-            "sidecar",
-            "audit",
-            "verify",
-            str(self.audit_path),
-            "--key",
-            str(self.key_path),
-        ]
+        command = [sidecar(), "audit", "verify", str(self.audit_path), "--key", str(self.key_path)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=30)
         return done.returncode, done.stdout + done.stderr
 
@@ -137,12 +130,13 @@ async def served(
     mcp_settings: str = "",
     module: str = "sidecar",
     program: str = "",
+    is_fresh: bool = False,
 ) -> AsyncIterator[Served]:
     """A running process before one upstream called `github`; it is gone at the end, whatever happened."""
     with tempfile.TemporaryDirectory(prefix="sidecar") as name:  # a socket's path holds 107 bytes: not tmp_path
         folder = Path(name)
         write_folder(folder, upstream_url, rules, files, settings, upstream_settings, "", mcp_settings, program)
-        running = Served(folder, module=module)
+        running = Served(folder, module=module, is_fresh=is_fresh)
         await running.start()
         try:
             yield running

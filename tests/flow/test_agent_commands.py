@@ -9,7 +9,6 @@ import pty
 import re
 import signal
 import sqlite3
-import sys
 import termios
 from collections.abc import AsyncIterator, Mapping
 from contextlib import closing, suppress
@@ -28,6 +27,7 @@ from sidecar.upstreams.agents import OutgoingOperation
 from sidecar.vocabulary import Caller, Principal
 from tests.flow.causes import full_disk
 from tests.flow.described import DOCUMENT
+from tests.flow.forks import sidecar
 from tests.flow.test_admin import SECRET, SETTINGS, VIEW, files
 from tests.flow.world import PATIENCE_S, World, until, world, write_folder
 from tests.tables import tables
@@ -411,7 +411,7 @@ async def test_who_follows_a_run_is_let_go_when_the_sidecar_stops(running: World
 async def at_terminal(folder: Path, *line: str, interrupted_at: str = "(?!)") -> tuple[int, str]:
     """What somebody sees who types this, and ^C as soon as that is to be seen; and the exit code."""
     ours, theirs = pty.openpty()
-    command = (sys.executable, "-m", "sidecar", *line, "-c", str(folder / "sidecar.yaml"))
+    command = (sidecar(), *line, "-c", str(folder / "sidecar.yaml"))
     process = await asyncio.create_subprocess_exec(
         *command, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True, preexec_fn=_take_terminal
     )

@@ -5,7 +5,6 @@ import json
 import os
 import pty
 import re
-import sys
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -18,6 +17,7 @@ from sidecar.cli import main
 from sidecar.cli.approval import STATES
 from sidecar.gateway.approvals import ApprovalState, approvals
 from sidecar.storage import RecordBounds
+from tests.flow.forks import sidecar
 from tests.flow.test_approvals import KEYS, PATH, RULES, TOOL, again, asking, controls, waiting
 from tests.flow.world import PATIENCE_S, World, until
 
@@ -148,9 +148,7 @@ async def test_at_a_terminal_the_call_is_shown_and_confirmed(keys: bytes, state:
         (one,) = await waiting(running)
         ours, theirs = pty.openpty()
         words = ("approval", "approve", one["id"][:6], *DMITRI, "-c", str(tmp_path / "sidecar.yaml"))
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "sidecar", *words, stdin=theirs, stdout=theirs, stderr=theirs
-        )
+        process = await asyncio.create_subprocess_exec(sidecar(), *words, stdin=theirs, stdout=theirs, stderr=theirs)
         os.close(theirs)
         os.write(ours, keys)
         async with asyncio.timeout(PATIENCE_S):

@@ -3,7 +3,6 @@
 import asyncio
 import os
 import signal
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ import orjson
 
 from sidecar.audit.chain import unseal
 from tests.flow.causes import GOOD
+from tests.flow.forks import sidecar
 from tests.flow.talk import Talk
 from tests.flow.world import PATIENCE_S, Upstream, World, listening, world, write_folder
 from tests.receiver import receiving
@@ -41,7 +41,7 @@ async def test_on_standard_output_is_the_evidence_and_nothing_else(tmp_path: Pat
         write_folder(tmp_path, f"{base}/mcp", RULES, settings=settings, upstream_settings="anonymous: true")
         (tmp_path / "policies" / "agent_to_tool.csv").write_text(RULES.replace("nhi:planner", "anonymous"))
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "sidecar", "serve", "-c", str(tmp_path / "sidecar.yaml"),
+            sidecar(), "serve", "-c", str(tmp_path / "sidecar.yaml"),
             stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
         )  # fmt: skip
         try:

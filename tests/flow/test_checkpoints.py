@@ -5,7 +5,6 @@ import json
 import os
 import shutil
 import signal
-import sys
 from asyncio.subprocess import PIPE
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from sidecar.audit.checkpoint_publisher import KEY
 from sidecar.audit.segments import given
 from sidecar.cli import main
 from sidecar.limits.topology import PREFIX
+from tests.flow.forks import sidecar
 from tests.flow.test_audit_sinks import RULES, call
 from tests.flow.world import PATIENCE_S, world, write_folder
 from tests.valkey import running_valkey
@@ -130,7 +130,7 @@ async def test_a_sidecar_that_rotates_under_load_loses_nothing(tmp_path: Path) -
 async def test_standard_output_says_where_the_log_ended(tmp_path: Path) -> None:
     settings = "audit: {checkpoints: {to: [stdout]}}\n"
     write_folder(tmp_path, "http://127.0.0.1:9/mcp", RULES, settings=settings)
-    command_ = [sys.executable, "-m", "sidecar", "serve", "-c", str(tmp_path / "sidecar.yaml")]
+    command_ = [sidecar(), "serve", "-c", str(tmp_path / "sidecar.yaml")]
     process = await asyncio.create_subprocess_exec(*command_, stdout=PIPE, stderr=PIPE)
     try:
         async with asyncio.timeout(PATIENCE_S):

@@ -4,7 +4,6 @@ import asyncio
 import json
 import os
 import ssl
-import sys
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -32,6 +31,7 @@ from sidecar.settings import load_settings
 from sidecar.settings.shipped_files import shipped
 from sidecar.upstreams.processes.launcher import Processes
 from tests.a2a.world import HELLO, ScriptedAgent, ask, task
+from tests.flow.forks import sidecar
 from tests.flow.idp import Idp, bearer
 from tests.flow.names_proxy import names_proxy
 from tests.flow.world import PATIENCE_S, Upstream, listening, request, started
@@ -297,7 +297,7 @@ async def test_connect_goes_through_the_proxy_that_variables_name(tmp_path: Path
     async with listening(server.handle) as base, connect_proxy() as proxy:
         url = base.replace("127.0.0.1", "tools.corp.test") + "/mcp"
         program = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "sidecar", "connect", url),
+            *(sidecar(), "connect", url),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             env={"PATH": os.environ["PATH"], "http_proxy": proxy.url},

@@ -72,7 +72,7 @@ class Client:
 
 @asynccontextmanager
 async def process(
-    upstream: Upstream, *, rules: str = RULES, settings: str = "", files: dict[str, str] | None = None, **more: str
+    upstream: Upstream, *, rules: str = RULES, settings: str = "", files: dict[str, str] | None = None, **more: Any
 ) -> AsyncIterator[Client]:
     """A running process, before `upstream`, and a client of it."""
     async with (

@@ -7,7 +7,6 @@ import os
 import signal
 import socket
 import ssl
-import sys
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, closing, contextmanager, suppress
@@ -28,6 +27,7 @@ from sidecar.http.server.memory_trim import MemoryTrim
 from sidecar.http.server.response import WholeResponse
 from sidecar.settings.addresses import UnixAddress
 from sidecar.settings.server import ServerSettings
+from tests.flow.forks import Fork
 from tests.flow.guests import result_of
 from tests.flow.process import Served
 from tests.flow.raw import CALL, Wire, answer_in, listening, request, statuses, wire
@@ -407,9 +407,8 @@ async def test_a_start_that_is_told_to_stop_leaves_nothing(tmp_path: Path) -> No
     write_folder(tmp_path, "http://127.0.0.1:9/mcp", settings=f"identity: {{issuers: [{issuer}]}}\n")
     running = Served(tmp_path)
     log = (tmp_path / "stderr-1.log").open("wb")
-    running.process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "sidecar", "serve", "-c", str(tmp_path / "sidecar.yaml"), stderr=log
-    )
+    words = ("-m", "sidecar", "serve", "-c", str(tmp_path / "sidecar.yaml"))
+    running.process = await Fork.start(*words, environ=os.environ, stderr=log.fileno())
     log.close()
     asking, _ = await asyncio.to_thread(silent.accept)
     running.signal(signal.SIGHUP)

@@ -1,13 +1,23 @@
 """Do several sidecars together admit exactly what one limit says?"""
 
 import asyncio
+import sys
+
+import pytest
 
 from bench import crowd
 from bench.costs import MOST, spend
 from bench.process import ready
 from sidecar.limits.topology import PREFIX
+from tests.flow.forks import python
 from tests.flow.limit_worker import DAY, HOUR, LIMIT
 from tests.valkey import Valkey
+
+
+@pytest.fixture(autouse=True)
+def _forking(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The processes start at once."""
+    monkeypatch.setattr(sys, "executable", python())
 
 
 async def test_four_processes_of_64_tasks_admit_exactly_1000(valkey: Valkey) -> None:

@@ -6,7 +6,6 @@ import os
 import pty
 import signal
 import subprocess
-import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ import pytest
 
 from sidecar.errors import Fault
 from sidecar.observability.log_lines import MAX_WAITING, JsonLines, RequestLines, TextLines
+from tests.flow.forks import sidecar
 from tests.flow.process import served
 from tests.flow.raw import wire
 from tests.flow.test_start_faults import BAD_FILES, folder_with
@@ -28,7 +28,7 @@ HOSTILE = 'a\nb\r\u2028\u2029\x85\x1b[2J\u202e"}{'
 
 
 def serve(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "sidecar", "serve", *words]
+    command = [sidecar(), "serve", *words]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=30, check=False)
 
 
@@ -74,7 +74,7 @@ def test_on_a_terminal_the_log_is_text(tmp_path: Path) -> None:
     (tmp_path / "sidecar.yaml").write_text("version: 2\n")
     ours, theirs = pty.openpty()
     try:
-        command = [sys.executable, "-m", "sidecar", "serve"]
+        command = [sidecar(), "serve"]
         done = subprocess.run(command, cwd=tmp_path, stdout=theirs, stderr=theirs, timeout=30, check=False)
         assert done.returncode == 3 and os.read(ours, 65536).startswith(b"sidecar.yaml:1:10: error[")
     finally:

@@ -7,7 +7,6 @@ import asyncio
 import json
 import os
 import pty
-import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from click.testing import CliRunner, Result
 
 from sidecar.cli import main
 from sidecar.upstreams.mcp.pins_file import load_pins
+from tests.flow.forks import sidecar
 from tests.flow.test_pins import ALL, READ, SEARCH
 from tests.flow.world import Upstream, listening, write_folder
 from tests.tables import tables
@@ -152,7 +152,7 @@ async def asking(at: Desk) -> AsyncIterator[tuple[asyncio.subprocess.Process, Ca
     """The command at a terminal, and what types there."""
     ours, theirs = pty.openpty()
     try:
-        command = [sys.executable, "-m", "sidecar", "mcp", "tools", "github", "--pin"]
+        command = [sidecar(), "mcp", "tools", "github", "--pin"]
         process = await asyncio.create_subprocess_exec(
             *command, cwd=at.folder, stdin=theirs, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
         )

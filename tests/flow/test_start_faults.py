@@ -2,13 +2,13 @@
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from sidecar.app.loader import check_files
 from sidecar.errors import ConfigError, Fault
+from tests.flow.forks import sidecar
 from tests.flow.world import write_folder
 from tests.tables import tables
 
@@ -39,7 +39,7 @@ def test_all_files_that_are_wrong_are_told_at_once_and_a_missing_program_hides_n
 
 def test_a_start_tells_what_a_check_tells(tmp_path: Path) -> None:
     folder_with(tmp_path, BAD_FILES, program="command: no-such-program")
-    command = (sys.executable, "-m", "sidecar")
+    command = (sidecar(),)
     said = [
         subprocess.run([*command, *verb], cwd=tmp_path, capture_output=True, text=True, timeout=30, check=False)
         for verb in (["check"], ["serve", "--log-format", "text"])

@@ -5,7 +5,6 @@ import inspect
 import json
 import re
 import signal
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from click.testing import CliRunner, Result
 from sidecar.app.status import PERIOD_S, SAMPLE_EVERY_S, RecentRequests, StatusReport
 from sidecar.cli import main
 from sidecar.observability.metrics import DEGRADED_REASONS
+from tests.flow.forks import sidecar
 from tests.flow.world import PATIENCE_S, RULES, World, until, world
 
 GOOD = {"repo": "acme/x"}
@@ -117,7 +117,7 @@ async def test_watching_goes_on_while_none_answers_and_ends_quietly(planner: Wor
     control, away = planner.app.settings.control_path, planner.folder / "away"
     words = ("status", "--watch", "--every", "0.2", "--json", "-c", str(planner.folder / "sidecar.yaml"))
     pipes = {"stdout": asyncio.subprocess.PIPE, "stderr": asyncio.subprocess.PIPE}
-    running = await asyncio.create_subprocess_exec(sys.executable, "-m", "sidecar", *words, limit=2**20, **pipes)
+    running = await asyncio.create_subprocess_exec(sidecar(), *words, limit=2**20, **pipes)
     assert running.stdout is not None and running.stderr is not None
     async with asyncio.timeout(PATIENCE_S):
         assert json.loads(await running.stdout.readline())["status"] == "ready"

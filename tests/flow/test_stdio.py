@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.flow import forks
 from tests.flow.talk import Answer, Era, Talk, reason_of, talking
 from tests.flow.world import PATIENCE_S, World, request, until, world
 from tests.tables import tables
@@ -30,7 +31,7 @@ def python(*arguments: str) -> str:
     return f"command: {sys.executable}, args: {json.dumps(list(arguments))}, cwd: {ROOT}"
 
 
-OFFICIAL = python("-m", "tests.peers.stdio_server")
+OFFICIAL = f"command: {forks.python()}, args: [-m, tests.peers.stdio_server], cwd: {ROOT}"
 PROGRAM = f"command: {sys.executable}, args: [-I, -S, {ROOT / 'tests/flow/program.py'}]"
 
 

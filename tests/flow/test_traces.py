@@ -55,7 +55,7 @@ async def test_while_it_is_off_nothing_of_it_is_imported(monkeypatch: pytest.Mon
     monkeypatch.setenv("OTEL_SDK_DISABLED", "true")
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:9")
     stub = Upstream()
-    async with listening(stub.handle) as base, served(f"{base}/mcp", **OPEN) as one:
+    async with listening(stub.handle) as base, served(f"{base}/mcp", is_fresh=True, **OPEN) as one:
         await call(one.url, {"traceparent": SAMPLED})
         assert stub.seen[-1][0]["traceparent"] == SAMPLED
         imported = [line for line in one.log().splitlines() if line.startswith("import time:")]

@@ -15,6 +15,7 @@ from typing import Any
 
 from mcp import Client
 
+from tests.flow.forks import python
 from tests.flow.world import World, world
 from tests.peers.ears import Ears, text_of
 from tests.tables import tables
@@ -38,8 +39,9 @@ LITTLE = tables("peers/stage")["little"]
 
 
 @contextmanager
-def running(*command: str, stderr: int | None = None) -> Iterator[str]:
+def running(program: str, *words: str, stderr: int | None = None) -> Iterator[str]:
     """A server as a process of its own, which prints its port and ends with its standard input; its base URL."""
+    command = (python(program), *words)
     process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr)
     assert process.stdin is not None and process.stdout is not None
     try:

@@ -26,11 +26,12 @@ from sidecar.cli.free_ports import free_ports
 from sidecar.protocols.a2a.operations import BY_ACTION, CARD
 from tests.a2a.agents import NO_OLD, OLD_PYTHON, Agent, agent
 from tests.a2a.world import CALLED_BACK, EVERYTHING, PLANNER, WHO, write
+from tests.flow.forks import python
 from tests.flow.world import started
 from tests.peers.a2a_client import Play, play
 from tests.tables import tables
 
-OLD_CLIENT = Path(__file__).with_name("a2a03_client.py")
+OLD_CLIENT = "tests.peers.a2a03_client"
 BINDINGS = ("JSONRPC", "HTTP+JSON", "GRPC")
 FRONTS = [(binding, version) for version in ("1.0", "0.3") for binding in BINDINGS]
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -90,9 +91,8 @@ def seen_by_old(*differences: Mapping[str, Any]) -> dict[str, Any]:
 
 async def old_client(url: str, binding: str, headers: Mapping[str, str] | None = None, *text: str) -> Any:
     """What a client of the 0.3 line sees under this URL; with a `text`, under these, when it says this."""
-    process = await asyncio.create_subprocess_exec(
-        OLD_PYTHON, OLD_CLIENT, url, binding, json.dumps(headers or {}), *text, stdout=asyncio.subprocess.PIPE
-    )
+    words = ("-m", OLD_CLIENT, url, binding, json.dumps(headers or {}), *text)
+    process = await asyncio.create_subprocess_exec(python(OLD_PYTHON), *words, stdout=asyncio.subprocess.PIPE)
     said, _ = await process.communicate()
     return json.loads(said)
 

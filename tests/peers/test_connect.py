@@ -1,11 +1,11 @@
 """Does a client of the official SDK that only starts programs work through `sidecar connect`, in both eras?"""
 
-import sys
 import traceback
 
 import pytest
 from mcp import MCPError, StdioServerParameters
 
+from tests.flow.forks import sidecar
 from tests.peers.ears import Ears, check_content, check_questions, client
 from tests.peers.stage import ROOT, Stage
 
@@ -13,9 +13,7 @@ SESSION, STATELESS = "legacy", "auto"
 
 
 def program(url: str, *options: str) -> StdioServerParameters:
-    return StdioServerParameters(
-        command=sys.executable, args=["-m", "sidecar", "connect", url, *options], cwd=ROOT, env={"LANG": "C.UTF-8"}
-    )
+    return StdioServerParameters(command=sidecar(), args=["connect", url, *options], cwd=ROOT, env={"LANG": "C.UTF-8"})
 
 
 @pytest.mark.parametrize("mode", [SESSION, STATELESS])

@@ -15,17 +15,18 @@ import pytest
 from mcp import MCPError
 from mcp.client.sse import sse_client
 
+from tests.flow.forks import MCP1, python
 from tests.flow.world import until
 from tests.peers.ears import Ears, check_questions, client, text_of
 from tests.peers.stage import ALL, LITTLE, Stage, stage
-from tests.peers.test_sdk1 import ALLOWED, CLIENT, DENIED, PYTHON
+from tests.peers.test_sdk1 import ALLOWED, CLIENT, DENIED
 
-old_sdk = pytest.mark.skipif(not PYTHON.exists(), reason="no interpreter with mcp 1.x: make builds .venv-mcp1")
+old_sdk = pytest.mark.skipif(not MCP1.exists(), reason="no interpreter with mcp 1.x: make builds .venv-mcp1")
 
 
 async def play(on: Stage, part: str) -> dict[str, Any]:
     """What the 1.x client saw."""
-    command = (str(PYTHON), str(CLIENT), f"{on.url}/sse", on.upstream, part)
+    command = (python(MCP1), "-m", CLIENT, f"{on.url}/sse", on.upstream, part)
     process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
     out, _ = await asyncio.wait_for(process.communicate(), 120)
     seen: dict[str, Any] = json.loads(out)

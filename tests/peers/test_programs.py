@@ -1,19 +1,19 @@
 """Has the official client all of the official server, when that is a program on pipes?"""
 
 import json
-import sys
 from pathlib import Path
 
 import mcp_types as types
 import pytest
 
+from tests.flow.forks import python
 from tests.flow.world import until, world
 from tests.peers.ears import Ears, check_content, check_questions, client
 from tests.peers.stage import ALL, ROOT, SETTINGS
 
 SESSION, STATELESS = "legacy", "auto"
 ARGUMENTS = json.dumps(["-m", "tests.peers.stdio_server", "everything"])
-EVERYTHING = f"command: {sys.executable}, args: {ARGUMENTS}, cwd: {ROOT}"
+EVERYTHING = f"command: {python()}, args: {ARGUMENTS}, cwd: {ROOT}"
 
 
 @pytest.mark.parametrize("mode", [SESSION, STATELESS])

@@ -6,7 +6,6 @@ own: `.venv-mcp1`, which `make` builds, or the one that SIDECAR_MCP1_PYTHON name
 
 import asyncio
 import json
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,16 +14,16 @@ from typing import Any
 import mcp_types as types
 import pytest
 
+from tests.flow.forks import MCP1, python
 from tests.flow.world import until, world
 from tests.peers.ears import Ears, client, text_of
-from tests.peers.stage import ALL, LITTLE, ROOT, SETTINGS, running, stage
+from tests.peers.stage import ALL, LITTLE, SETTINGS, running, stage
 from tests.tables import tables
 
 TABLES = tables("peers/sdk1")
 
-CLIENT, SERVER = Path(__file__).with_name("sdk1_client.py"), Path(__file__).with_name("sdk1_server.py")
-PYTHON = Path(os.environ.get("SIDECAR_MCP1_PYTHON") or ROOT / ".venv-mcp1" / "bin" / "python")
-pytestmark = pytest.mark.skipif(not PYTHON.exists(), reason="make builds .venv-mcp1, or set SIDECAR_MCP1_PYTHON")
+CLIENT, SERVER = "tests.peers.sdk1_client", "tests.peers.sdk1_server"
+pytestmark = pytest.mark.skipif(not MCP1.exists(), reason="make builds .venv-mcp1, or set SIDECAR_MCP1_PYTHON")
 
 ALLOWED = TABLES["allowed"]
 DENIED = TABLES["denied"]
@@ -50,7 +49,7 @@ class Played:
 
 async def _play(folder: Path, upstream: str, rules: str, part: str, path: str = "/mcp") -> Played:
     async with stage(folder, upstream, rules, path=path) as on:
-        command = (str(PYTHON), str(CLIENT), on.url, upstream, part)
+        command = (python(MCP1), "-m", CLIENT, on.url, upstream, part)
         pipe = asyncio.subprocess.PIPE
         process = await asyncio.create_subprocess_exec(*command, stdout=pipe, stderr=pipe)
         out, told = await asyncio.wait_for(process.communicate(), 120)
@@ -136,7 +135,7 @@ def test_a_session_works_before_a_server_that_knows_none(bridged: Played, step: 
 @pytest.fixture(scope="module")
 def old_server() -> Iterator[str]:
     """The base URL of a server that knows sessions only."""
-    with running(str(PYTHON), str(SERVER)) as url:
+    with running(str(MCP1), "-m", SERVER) as url:
         yield url
 
 

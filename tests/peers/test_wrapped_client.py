@@ -3,10 +3,10 @@
 import json
 import os
 import re
-import sys
 from pathlib import Path
 
 from sidecar.cli.free_ports import free_ports
+from tests.flow.forks import python
 from tests.flow.world import started
 from tests.peers.ears import client, text_of
 from tests.peers.stage import ROOT
@@ -16,7 +16,7 @@ from tests.unit.cli.client_files.test_folder import run
 async def test_a_wrapped_file_leads_the_official_client_to_the_same_server(tmp_path: Path) -> None:
     file, folder = tmp_path / ".mcp.json", tmp_path / "s"
     config, rules = folder / "sidecar.yaml", folder / "policies" / "agent_to_tool.the-counter.csv"
-    entry = {"command": sys.executable, "args": ["-m", "tests.peers.stdio_server"], "cwd": str(ROOT)}
+    entry = {"command": python(), "args": ["-m", "tests.peers.stdio_server"], "cwd": str(ROOT)}
     before = json.dumps({"mcpServers": {"The Counter": entry}}, indent=2)
     file.write_text(before)
     assert run("init", "--from", file, folder).exit_code == 0

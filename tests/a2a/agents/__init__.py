@@ -10,7 +10,6 @@ Both act as the first word of a message says: see `plays.py`.
 """
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,8 +19,9 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO, Any, Literal
 
+from tests.flow.forks import A2A03 as OLD_PYTHON, python
+
 ROOT = Path(__file__).parents[3]
-OLD_PYTHON = Path(os.environ.get("SIDECAR_A2A03_PYTHON") or ROOT / ".venv-a2a03" / "bin" / "python")
 NO_OLD = "no interpreter with a2a-sdk 0.3: make builds .venv-a2a03, or set SIDECAR_A2A03_PYTHON"
 PATIENCE_S = 10.0
 
@@ -58,7 +58,7 @@ class Agent:
 @contextmanager
 def agent(line: Line, *flags: str) -> Iterator[Agent]:
     """An agent as a process of its own, until the block ends."""
-    command = (PYTHONS[line], "-m", f"tests.a2a.agents.{line}", *flags)
+    command = (python(PYTHONS[line]), "-m", f"tests.a2a.agents.{line}", *flags)
     with TemporaryFile() as complaints, _process(command, complaints) as process:
         said = process.stdout.readline() if process.stdout else b""
         if not said:
