@@ -8,6 +8,7 @@ knows its task, and `signal` looks for that among an enum's members: it is none,
 that a test's world is made of in words. That was a quarter of the time of such a test.
 """
 
+import gc
 import importlib
 import os
 import signal
@@ -55,6 +56,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     config = session.config
     if config.args_source is not config.ArgsSource.TESTPATHS or not hasattr(config, "workerinput"):
         return
+    gc.disable()  # nothing of what is imported and collected is garbage; `settle_interpreter` enables it again
     paths = sorted(path for pattern in config.getini("python_files") for path in HERE.rglob(pattern))
     place, workers = int(config.workerinput["workerid"].removeprefix("gw")), config.workerinput["workercount"]
     first = len(paths) * place // workers

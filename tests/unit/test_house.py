@@ -5,7 +5,7 @@ import re
 import sys
 import tomllib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache
 from importlib.metadata import PackageNotFoundError, distribution, packages_distributions, version
 from importlib.util import find_spec
@@ -83,15 +83,6 @@ def test_what_tests_and_the_demo_need_is_locked(project: dict[str, Any]) -> None
     assert {canonical(line) for line in wanted} <= set(pins("requirements.lock"))
 
 
-def imports(tree: ast.Module) -> Iterator[str]:
-    """The modules that a file imports, those of its own package excepted."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and not node.level:
-            yield node.module or ""
-
-
 def owners_of(modules: Iterable[str]) -> set[str]:
     """The distributions that installed them, as locks spell them. Some share a namespace, such as `google`."""
     distributions, found = packages_distributions(), set[str]()
@@ -113,7 +104,7 @@ def owners_of(modules: Iterable[str]) -> set[str]:
 def test_what_is_imported_is_declared_and_what_is_declared_is_used(project: dict[str, Any]) -> None:
     """Else a package stays only while another one happens to need it."""
     ours = {*sys.stdlib_module_names, "sidecar"}
-    imported = {name for tree in trees().values() for name in imports(tree) if name.split(".")[0] not in ours}
+    imported = {name for code in codes().values() for name in code.imports if name.split(".")[0] not in ours}
     used = owners_of(imported)
     extras = project["project"]["optional-dependencies"]
     declared = {canonical(line) for line in [*project["project"]["dependencies"], *chain(*extras.values())]}
@@ -195,15 +186,6 @@ def test_what_is_run_on_every_python_is_there() -> None:
 _NOT_IN_3_11_2 = {"POSSESSIVE_REPEAT", "ATOMIC_GROUP"}
 
 
-def strings(source: str) -> Iterator[str]:
-    """All string literals that are no docstrings."""
-    tree = ast.parse(source)
-    documentation = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str | bytes) and id(node) not in documentation:
-            yield node.value if isinstance(node.value, str) else node.value.decode("latin-1")
-
-
 def operators(node: Any) -> set[str]:
     if isinstance(node, tuple | list | SubPattern):
         return {name for part in node for name in operators(part)}
@@ -226,8 +208,8 @@ def test_possessive_patterns_are_recognised(text: str, expected: bool) -> None:
 
 
 def test_no_pattern_is_possessive() -> None:
-    assert len(sources()) > 100
-    found = [(path.name, text) for path, source in sources().items() for text in strings(source) if is_possessive(text)]
+    assert len(codes()) > 100
+    found = [(path.name, text) for path, code in codes().items() for text in code.strings if is_possessive(text)]
     assert found == []
 
 
@@ -239,31 +221,52 @@ def sources() -> Mapping[Path, str]:
     return {path: path.read_text("utf-8") for path in sorted((ROOT / "sidecar").rglob("*.py"))}
 
 
+class Code:
+    """What a file has in it. Its syntax tree is walked once, and not kept: all trees are a million objects, which slow
+    the collector for each later test."""
+
+    def __init__(self, source: str) -> None:
+        self.imports = set[str]()  # modules, those of its own package excepted
+        self.strings: list[str] = []  # literals that are no docstrings
+        self.classes: list[str] = []  # protocols excepted
+        self.docstrings: list[str] = []
+        documentation = set[int]()
+        tree = ast.parse(source)
+        self.documentation = ast.get_docstring(tree) or ""
+        for node in ast.walk(tree):  # a parent before its children
+            match node:
+                case ast.Import(names):
+                    self.imports |= {alias.name for alias in names}
+                case ast.ImportFrom(module, level=0):
+                    self.imports.add(module or "")
+                case ast.Expr(value):
+                    documentation.add(id(value))
+                case ast.Constant(str() | bytes() as text) if id(node) not in documentation:
+                    self.strings.append(text if isinstance(text, str) else text.decode("latin-1"))
+                case ast.ClassDef(name, bases) if not any(ast.unparse(base) == "Protocol" for base in bases):
+                    self.classes.append(name)
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                self.docstrings.append(ast.get_docstring(node) or "")
+
+
 @cache
-def trees() -> Mapping[Path, ast.Module]:
-    """Parsed where they are needed, because that takes seconds and each worker collects this file."""
-    return {path.relative_to(ROOT / "sidecar"): ast.parse(source) for path, source in sources().items()}
+def codes() -> Mapping[Path, Code]:
+    """Read where they are needed, because that takes seconds and each worker collects this file."""
+    return {path.relative_to(ROOT / "sidecar"): Code(source) for path, source in sources().items()}
 
 
 def test_class_names_are_unique() -> None:
     """A protocol may have the name of the one class that implements it in a higher layer. Users of the client see its
     names alone."""
-    found = Counter(
-        node.name
-        for path, tree in trees().items()
-        if path != Path("client.py")
-        for node in ast.walk(tree)
-        if isinstance(node, ast.ClassDef) and not any(ast.unparse(base) == "Protocol" for base in node.bases)
-    )
+    found = Counter(name for path, code in codes().items() if path != Path("client.py") for name in code.classes)
     assert [name for name, count in found.items() if count > 1] == []
 
 
 def test_docstrings_state_what_a_thing_does() -> None:
-    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-    for path, tree in trees().items():
-        assert not (ast.get_docstring(tree) or "").split("\n")[0].endswith("?"), path
-        for node in (node for node in ast.walk(tree) if isinstance(node, documented)):
-            assert not re.fullmatch(r"As `[^`]+`\.?", ast.get_docstring(node) or ""), (path, node)
+    for path, code in codes().items():
+        assert not code.documentation.split("\n")[0].endswith("?"), path
+        for text in code.docstrings:
+            assert not re.fullmatch(r"As `[^`]+`\.?", text), (path, text)
 
 
 def test_persons_are_named_by_their_part() -> None:

@@ -488,7 +488,7 @@ KNOWN_LATER = st.fixed_dictionaries(
     st.integers(0, 2**40),
     st.floats(0, 1e6),
 )
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_a_record_of_kept_segments_is_the_record_made_plainly(
     plain_folder: Path,
     always: dict[str, str],

@@ -30,16 +30,17 @@ def measured() -> Metrics:
     return Metrics(upstreams=["github", "files"], limits=["tools:github:rate"], budgets=[BUDGET])
 
 
-def samples(measured: Metrics) -> dict[Sample, float]:
+def samples(measured: Metrics, beginning: str = "") -> dict[Sample, float]:
+    """Those whose name begins so."""
     measured.settle()
     _, body = measured.render("")
-    families = parse_text(body.decode())
+    families = parse_text("".join(f"{line}\n" for line in body.decode().splitlines() if line.startswith(beginning)))
     found = (sample for family in families for sample in family.samples)
     return {(sample.name, frozenset(sample.labels.items())): sample.value for sample in found}
 
 
 def value(measured: Metrics, name: str, **labels: str) -> float:
-    return samples(measured)[f"sidecar_{name}", frozenset(labels.items())]
+    return samples(measured, f"sidecar_{name}")[f"sidecar_{name}", frozenset(labels.items())]
 
 
 def finish(measured: Metrics, upstream: str = "github", method: str = "tools/call", status: str = "success") -> None:

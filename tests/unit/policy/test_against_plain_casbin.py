@@ -91,7 +91,7 @@ def built(policy: Policy, order: Callable[[list[str]], list[str]] = list) -> Eng
         return Engine(source(Path(folder), policy.files(order)))
 
 
-generous = settings(max_examples=50, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+generous = settings(max_examples=30, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 
 
 @generous

@@ -20,7 +20,7 @@ from tests.unit.policy.world import NOW
 
 TABLES = tables("policy/plain_conditions")
 
-EVALUATIONS = int(os.environ.get("SIDECAR_CONDITIONS", "15000"))
+EVALUATIONS = int(os.environ.get("SIDECAR_CONDITIONS", "5000"))
 PER_CONDITION = 50
 LANGUAGE = Language()
 

@@ -37,7 +37,7 @@ def compared(name: str, requests: int, folder: Path) -> tuple[int, int]:
 
 @pytest.mark.parametrize("name", SETUPS)
 def test_a_served_setup_decides_as_pycasbin(name: str, tmp_path: Path) -> None:
-    allowed, different = compared(name, 2_000, tmp_path)
+    allowed, different = compared(name, 1_000, tmp_path)
     assert different == 0
     assert allowed or name == "a second definition"
 

@@ -278,13 +278,13 @@ def test_what_is_suggested_from_its_traffic_allows_nothing_that_its_policy_does_
     assert [region["text"] for region in found["regions"] if region["change"] != "narrower"] == []
     assert found["notes"] == []
     before, after = (Engine(in_folder(folder).load()) for folder in (ACME, suggested))
-    for record in map(orjson.loads, log.read_bytes().splitlines()):
-        if record["event"] == "decision":
-            chain = _chain(*record["chain"])
-            question = question_of(record["object"], record["action"])
-            old, new = (one.decide(chain, question, 0.0) for one in (before, after))
-            limits = [[(each.counted_for, each.per_hour) for each in decision.limits] for decision in (old, new)]
-            assert not new.allowed or set(limits[0]) <= set(limits[1])
+    records = map(orjson.loads, log.read_bytes().splitlines())
+    decided = (record for record in records if record["event"] == "decision")
+    for names, obj, action in {(tuple(record["chain"]), record["object"], record["action"]) for record in decided}:
+        chain, question = _chain(*names), question_of(obj, action)
+        old, new = (one.decide(chain, question, 0.0) for one in (before, after))
+        limits = [[(each.counted_for, each.per_hour) for each in decision.limits] for decision in (old, new)]
+        assert not new.allowed or set(limits[0]) <= set(limits[1])
 
 
 def needed(log: Path) -> dict[str, set[str]]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -35,12 +36,19 @@ class ServedSetup:
     folder: Path
     engine: Engine
 
-    @property
+    @cached_property
+    def questions(self) -> dict[Drawn, tuple[Principal, Question]]:
+        """Those that were asked before."""
+        return {}
+
+    @cached_property
     def fields(self) -> list[str]:
         return fields_of(self.setup)
 
     def allows(self, drawn: Drawn) -> bool:
-        subject, question = self.asked(drawn)
+        if drawn not in self.questions:
+            self.questions[drawn] = self.asked(drawn)
+        subject, question = self.questions[drawn]
         return self.engine.decide((subject,), question, 1.8e9).allowed
 
     def asked(self, drawn: Drawn) -> tuple[Principal, Question]:
