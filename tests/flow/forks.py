@@ -19,7 +19,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Self
@@ -105,8 +105,8 @@ def serve(path: str, *modules: str) -> None:
         waiting.register(0, selectors.EVENT_READ, "stop")
         waiting.register(listener, selectors.EVENT_READ, "new")
         print("ready", flush=True)
-        waiting.select()
-        preload(modules)
+        if any(key.data == "new" for key, _ in waiting.select()):
+            preload(modules)
         while True:
             for key, _ in waiting.select():
                 match key.data:
@@ -114,7 +114,7 @@ def serve(path: str, *modules: str) -> None:
                         return
                     case "new":
                         begin(listener.accept()[0], waiting)
-                    case pid, line, pidfd:
+                    case pid, line, pidfd if line.fileno() >= 0:  # its other event may be in this batch, too
                         end(pid, line, pidfd, waiting)
 
 
@@ -137,15 +137,18 @@ def load(group: Any, context: Any) -> None:
 
 def begin(line: socket.socket, waiting: selectors.BaseSelector) -> None:
     size, fds, _, _ = socket.recv_fds(line, 4, 3)
-    order = b""
-    while len(order) < int.from_bytes(size, "big"):
-        order += line.recv(65536)
+    order = line.recv(int.from_bytes(size, "big"), socket.MSG_WAITALL)
+    if not order or len(order) < int.from_bytes(size, "big"):  # whoever asked is gone
+        for fd in [*fds, line.detach()]:
+            os.close(fd)
+        return
     pid = os.fork()
     if not pid:
         run(fds, *ast.literal_eval(order.decode()))
     for fd in fds:
         os.close(fd)
-    line.sendall(pid.to_bytes(4, "big"))
+    with suppress(OSError):  # likewise; `end` follows
+        line.sendall(pid.to_bytes(4, "big"))
     pidfd = os.pidfd_open(pid)
     for one in (line, pidfd):
         waiting.register(one, selectors.EVENT_READ, (pid, line, pidfd))
@@ -158,10 +161,8 @@ def end(pid: int, line: socket.socket, pidfd: int, waiting: selectors.BaseSelect
         os.kill(pid, signal.SIGKILL)
         _, status = os.waitpid(pid, 0)
     with line:
-        try:
+        with suppress(OSError):
             line.sendall(os.waitstatus_to_exitcode(status).to_bytes(4, "big", signed=True))
-        except OSError:
-            pass
         waiting.unregister(line)
     waiting.unregister(pidfd)
     os.close(pidfd)
