@@ -51,7 +51,7 @@ class NamesByKind:
         self._kinds: dict[str, tuple[int, int]] = {}
 
     async def add(self, kind: str, blocks: Iterable[Sequence[str]]) -> None:
-        """Add the names of a kind, which come in order."""
+        """Adds the names of a kind, which come in order."""
         first = len(self.all)
         for block in blocks:
             self.all += block

@@ -162,7 +162,7 @@ class OperatorApi:
             yield RunNews(END, run_in_full(await self._run(run_id)))
 
     async def order(self, name: str, body: Mapping[str, Any], by: str, *, here: bool) -> models.RunOrdered:
-        """Run an agent; only over the control socket (`here`) as another principal. Raises Refusal, as over HTTP."""
+        """Runs an agent; only over the control socket (`here`) as another principal. Raises Refusal, as over HTTP."""
         if not self._definition(name).enabled:
             raise Refusal(Reason.UPSTREAM_UNKNOWN, "the agent is not enabled")
         principal, task_id = body.get("principal", OPERATOR), self.new_id()
@@ -174,7 +174,7 @@ class OperatorApi:
         return {"agent": name, "principal": principal, **self._ordered(await self._taken(record))}
 
     async def answer(self, run_id: str, body: Mapping[str, Any], by: str, *, here: bool) -> models.RunOrdered:
-        """Answer a run on behalf of its caller. Raises Refusal, as over HTTP; MALFORMED_CALL if it does not wait."""
+        """Answers a run on behalf of its caller. Raises Refusal, as over HTTP; MALFORMED_CALL if it does not wait."""
         run = await self._run(run_id)
         caller = _answering(run, by, here=here)
         if run.task["status"]["state"] not in WAITS:
@@ -186,7 +186,7 @@ class OperatorApi:
         return {"agent": run.target, "principal": whom, **self._ordered(await self._taken(record))}
 
     async def cancel(self, run_id: str, reason: str, by: str) -> models.Run:
-        """Cancel a run, even if the audit cannot record it, which is then reported. Raises Refusal: TASK_UNKNOWN,
+        """Cancels a run, even if the audit cannot record it, which is then reported. Raises Refusal: TASK_UNKNOWN,
         NOT_CANCELABLE, STORE_UNAVAILABLE, AUDIT_UNAVAILABLE."""
         if is_over((await self._run(run_id)).task):
             raise Refusal(Reason.NOT_CANCELABLE, "it is over")
@@ -198,20 +198,20 @@ class OperatorApi:
         return run_of(record)
 
     async def run_schedule(self, name: str, by: str) -> models.ScheduleOrdered:
-        """Run a schedule that is not due, as its own principal. Raises Refusal, as over HTTP."""
+        """Runs a schedule that is not due, as its own principal. Raises Refusal, as over HTTP."""
         record = await self._taken(await self.scheduler.run_now(name, by))
         return {"schedule": name, **self._ordered(record)}
 
     async def add_schedule(self, body: Mapping[str, Any], by: str, *, here: bool) -> models.Schedule:
-        """Store a schedule that is not in sidecar.yaml. Over the admin listener it cannot act as a principal that has a
-        credential or a schedule of its own. Raises Refusal, Conflict."""
+        """Stores a schedule that is not in sidecar.yaml. Over the admin listener it cannot act as a principal that has
+        a credential or a schedule of its own. Raises Refusal, Conflict."""
         key, wanted = body["name"], _schedule_in(body)
         if not here:
             self._check_own(key, wanted)
         return schedule_of(await self.scheduler.add(key, wanted, by))
 
     async def _active(self, wanted: RunQuery, targets: Sequence[str]) -> models.Runs:
-        """Read states in the order of a run's life: a run that changes meanwhile is read twice and not missed."""
+        """Reads states in the order of a run's life: a run that changes meanwhile is read twice and not missed."""
         found: dict[str, Execution] = {}
         for state in RunState:
             page, _ = await self.executions.page(None, targets, state, MAX_LOOKED_AT, 0)
@@ -228,7 +228,7 @@ class OperatorApi:
         return agent_of(name, definition, pool, last[0] if last else None)
 
     def _check_own(self, key: str, wanted: ScheduleSettings) -> None:
-        """Check that a schedule acts as a principal of its own. Raises Refusal(INSUFFICIENT_SCOPE)."""
+        """Checks that a schedule acts as a principal of its own. Raises Refusal(INSUFFICIENT_SCOPE)."""
         now, who = self.live.current, acts_as(key, wanted)
         others = {acts_as(each, one) for each, one in now.settings.schedules.items() if each != key}
         if who == OPERATOR:

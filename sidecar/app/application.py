@@ -70,7 +70,7 @@ class Application:
 
     @classmethod
     async def start(cls, path: Path, environ: Mapping[str, str]) -> Self:
-        """Read and check all settings, then serve. Raises ConfigError before any request is answered."""
+        """Reads and checks all settings, then serves. Raises ConfigError before any request is answered."""
         check_fast_parser()
         has_source = load(path, environ, check_files=False, all_at_once=True).settings.policy.source is not None
         loaded = load(path, environ, check_files=not has_source)
@@ -190,8 +190,8 @@ class Application:
         return (server.drain_delay_s or 0.0) + server.shutdown_grace_s + CLOSING_S
 
     async def stop(self) -> None:
-        """Fail readiness at once, serve on for the drain delay, let calls in flight finish within the grace time, and
-        close the audit last."""
+        """Fails readiness at once, continues to serve for the drain delay, lets calls in flight finish within the grace
+        time, and close the audit last."""
         self.report.stopping = True
         self.listening.close_connections_after_answers()
         await asyncio.sleep(self.settings.server.drain_delay_s or 0.0)
@@ -249,7 +249,7 @@ class Application:
             self.jobs.begin(f"bounding who is connected to port {guests.port}", guests.run)
 
     async def _look_around(self) -> None:
-        """Poll state that has no change notification. Runs as long as the process."""
+        """Polls state that has no change notification. Runs as long as the process."""
         while True:
             await asyncio.sleep(LOOK_EVERY_S)
             self.gauges.look()
@@ -265,7 +265,7 @@ class Application:
         self.metrics.inflight(Counter(request.protocol for request in self.live.requests))
 
     async def _look_at_mode(self) -> None:
-        """Update the metric, and record and log a change of mode. Shadow mode ends by the clock."""
+        """Updates the metric, and records and logs a change of mode. Shadow mode ends by the clock."""
         mode, until = self.report.mode, self.live.current.shadow_until
         self.metrics.enforcement(mode)
         if mode != self._mode:
@@ -275,7 +275,7 @@ class Application:
                 await self.evidence.witness("mode", "sidecar", **facts)
 
     async def _now_serving(self) -> None:
-        """Notify all components that depend on the snapshot in force."""
+        """Notifies all components that depend on the snapshot in force."""
         try:
             self.executions.offer(self.live.current.settings.agents)
         except SettingsError as error:  # the files changed after they were read: keep the previous agents
@@ -291,7 +291,7 @@ class Application:
         self.follower.reconsider()
 
     def _log_requests(self, wanted: bool, within_s: float = 0.0) -> None:
-        """Begin or end the log's lines of requests."""
+        """Begins or ends the log's lines of requests."""
         lines = self.pipeline.request_lines
         if wanted and lines is None:
             self.pipeline.request_lines = RequestLines()
@@ -333,7 +333,7 @@ class Application:
         return {"store": self.limiter.store.kind, "limits": shown, "more": more}
 
     async def reset_limits(self, principal: str, limit: str, *, by: str) -> Sequence[str]:
-        """Reset the counters that belong to one principal alone, and record who ordered it. Returns the names of the
+        """Resets the counters that belong to one principal alone, and records who ordered it. Returns the names of the
         limits. Raises NoSuchLimit, StoreUnavailable, Refusal(AUDIT_UNAVAILABLE)."""
         now, store = self.live.current, self.limiter.store
         charges = self.showing.own(principal, limit, now.limited, now.engine.roles_of)
@@ -347,14 +347,14 @@ class Application:
         return known(name, self.live.current, self.showing.known)
 
     async def switch_off(self, server: str, tool: str, *, reason: str, until: float | None, by: str) -> SwitchEntry:
-        """Switch off one tool of a server, or with "" the whole server, on all replicas. Raises SwitchError."""
+        """Switches off one tool of a server, or with "" the whole server, on all replicas. Raises SwitchError."""
         return await self.switch.disable(object_of(server, tool), reason=reason, until=until, by=by, is_object=True)
 
     async def switch_on(self, server: str, tool: str, *, by: str) -> bool:
-        """Undo `switch_off`. Returns False if nothing was switched off. Raises SwitchError."""
+        """Undos `switch_off`. Returns False if nothing was switched off. Raises SwitchError."""
         return await self.switch.enable(object_of(server, tool), by=by, is_object=True)
 
     async def reload(self, by: str) -> str:
-        """Reload all files, and the policy from its source. Raises ConfigError and changes nothing."""
+        """Reloads all files, and the policy from its source. Raises ConfigError and changes nothing."""
         await self.follower.look(self.live.current.settings, self.reloader.adopt, by)
         return await self.reloader.reload(by)

@@ -61,7 +61,7 @@ def way_from(
     evidence: ControlRecords,
     metrics: Metrics,
 ) -> RequestPath:
-    """Build the request path. Starts nothing."""
+    """Builds the request path. Starts nothing."""
     audit, random = evidence.audit, secrets.SystemRandom().random
     first.identity.share_proofs(shared.proof)
     live = Live(first, time.time)

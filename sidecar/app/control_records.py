@@ -49,7 +49,7 @@ class ControlRecords:
 
     @classmethod
     def open(cls, settings: Settings, metrics: Metrics, environ: Mapping[str, str] = MappingProxyType({})) -> Self:
-        """Open the audit for writing; `environ` may name a proxy for its receiver. Raises SettingsError."""
+        """Opens the audit for writing; `environ` may name a proxy for its receiver. Raises SettingsError."""
         key = load_or_make_attesting_key(settings.checkpoint_key_path)
         if settings.server.worker == 1:  # it starts first: each worker publishes the public keys of all
             for path in settings.checkpoint_key_paths[1:]:
@@ -60,13 +60,13 @@ class ControlRecords:
         return evidence
 
     def publish_at(self, store: CounterStore) -> None:
-        """Start to publish checkpoints, including to `store` if it is configured."""
+        """Starts to publish checkpoints, including to `store` if it is configured."""
         known = {"stdout": to_descriptor(STDOUT), "store": to_store(store.run)}
         self.herald = CheckpointPublisher({name: known[name] for name in self.settings.audit.checkpoints.to})
         self._store = store
 
     async def look_back(self) -> None:
-        """Compare the log with the newest published checkpoint, and record a rollback if the log is behind it. Runs
+        """Compares the log with the newest published checkpoint, and records a rollback if the log is behind it. Runs
         before anything is published to the store, and again when a store that was out is back. Raises SettingsError."""
         if self.settings.audit.sink not in GOES_ON:
             return
@@ -115,7 +115,7 @@ class ControlRecords:
             return []
 
     async def witness(self, what: str, by: str, **facts: object) -> None:
-        """Record a change to the sidecar itself. Raises SettingsError if it cannot be recorded."""
+        """Records a change to the sidecar itself. Raises SettingsError if it cannot be recorded."""
         try:
             await self.audit.control(what, by, **facts)
         except Refusal:
@@ -125,19 +125,19 @@ class ControlRecords:
             raise SettingsError([fault_in(place, "the audit cannot be written", code="A111", hint=hint)]) from None
 
     async def witness_jump(self, seconds: float) -> None:
-        """Record that the clock jumped: times before and after it cannot be compared."""
+        """Records that the clock jumped: times before and after it cannot be compared."""
         with suppress(Refusal):  # logged by the clock monitor; the audit reports itself that it cannot write
             await self.audit.control("clock-jump", "sidecar", seconds=round(seconds, 3))
 
     async def run(self) -> None:
-        """Write checkpoints and rotate files when they are due by time, and publish new checkpoints."""
+        """Writes checkpoints and rotates files when they are due by time, and publishes new checkpoints."""
         while True:
             await asyncio.sleep(EVERY_S)
             await self.audit.look()
             await self._tell()
 
     async def seal(self) -> None:
-        """Write the last checkpoint and publish it."""
+        """Writes the last checkpoint and publishes it."""
         try:
             await self.audit.seal()
         except OSError as error:
@@ -145,7 +145,7 @@ class ControlRecords:
         await self._tell()
 
     async def _tell(self) -> None:
-        """Publish the newest checkpoint. The store is left out until its older checkpoints have been read."""
+        """Publishes the newest checkpoint. The store is left out until its older checkpoints have been read."""
         if self._unasked and self._store is not None and self._store.up:
             with suppress(SettingsError):  # logged; the audit reports itself that it cannot write
                 await self.look_back()

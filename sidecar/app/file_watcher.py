@@ -71,7 +71,7 @@ class FileWatcher:
     _hint: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def run(self, changed: Callable[[], Awaitable[bool]]) -> None:
-        """Call `changed` for each change; if it returns False, again after RETRY_S. Runs as long as the process."""
+        """Calls `changed` for each change; if it returns False, again after RETRY_S. Runs as long as the process."""
         loop, rest_s, retry_at = asyncio.get_running_loop(), LOOK_S, math.inf
         while True:
             with suppress(TimeoutError):
@@ -86,11 +86,11 @@ class FileWatcher:
                 retry_at = math.inf if await changed() else loop.time() + RETRY_S
 
     async def look(self) -> WatchLook:
-        """Scan in a thread: folders may be large and file systems slow."""
+        """Scans in a thread: folders may be large and file systems slow."""
         return await asyncio.to_thread(look_at, self.config, self.settings())
 
     def hint(self) -> None:
-        """Scan now."""
+        """Scans now."""
         self._hint.set()
 
     async def _settled(self, found: WatchLook) -> WatchLook:

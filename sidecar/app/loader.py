@@ -65,7 +65,7 @@ RELOADED = frozenset(_RELOADED.split())
 
 
 def check_files(path: Path, environ: Mapping[str, str]) -> tuple[Engine, tuple[Fault, ...]]:
-    """Check what a start checks, writing nothing. Returns warnings of dangerous settings. Raises ConfigError."""
+    """Checks what a start checks, writing nothing. Returns warnings of dangerous settings. Raises ConfigError."""
     # Without valid settings the other files cannot be found.
     loaded = load(path, environ, check_files=False, all_at_once=True)
     settings, together = loaded.settings, Together()
@@ -114,7 +114,7 @@ def keeping_faults(loaded: LoadedSettings) -> Iterator[Fault]:
 
 
 def check_keeping(loaded: LoadedSettings) -> None:
-    """Refuse to serve, before any file is created, if anything prevents writing. Raises SettingsError."""
+    """Refuses to serve, before any file is created, if anything prevents writing. Raises SettingsError."""
     if faults := [replace(fault, severity="error") for fault in keeping_faults(loaded)]:
         raise SettingsError(faults)
 
@@ -134,7 +134,7 @@ def _kept_folders(settings: Settings) -> Iterator[tuple[Loc, Path]]:
 
 
 def _check_data(settings: Settings, together: Together) -> None:
-    """Check what earlier runs left in the data folder."""
+    """Checks what earlier runs left in the data folder."""
     together.call(SwitchLedger.open_all, settings.own, settings.parts)
     together.call(
         RecordStores.open, settings.tasks.store, settings.records_path, open_store(StoreSettings(), time.time).run
@@ -155,7 +155,7 @@ def executions_from(
     metrics: Metrics,
     new_id: Callable[[], str],
 ) -> Executions:
-    """Build the runs of CLI-program agents. Starts nothing. `shared` is the store that replicas share, or None."""
+    """Builds the runs of CLI-program agents. Starts nothing. `shared` is the store that replicas share, or None."""
     tasks = settings.tasks
 
     @cache
@@ -182,7 +182,7 @@ def executions_from(
 def services_from(
     settings: Settings, known: Mapping[str, Service], processes: Processes, signer: TokenSigner, egress: Egress
 ) -> Mapping[str, Service]:
-    """Build the MCP servers. Those with an unchanged definition in `known` are kept with what was learned of them."""
+    """Builds the MCP servers. Those with an unchanged definition in `known` are kept with what was learned of them."""
     services = {}
     for name, definition in settings.upstreams.items():
         if definition.mcp is None:
@@ -201,7 +201,7 @@ def agents_from(
     environ: Mapping[str, str],
     egress: Egress,
 ) -> Mapping[str, AgentUpstream]:
-    """Build the agents, including CLI programs. Agents whose definition is unchanged in `known` are kept."""
+    """Builds the agents, including CLI programs. Agents whose definition is unchanged in `known` are kept."""
     max_bytes = settings.server.max_response_bytes
     made = {
         name: agent_from(name, definition, max_response_bytes=max_bytes, signer=signer, egress=egress)
@@ -259,7 +259,7 @@ async def next_snapshot(
     only_if_changed: bool = False,
     taken: StoredPolicy | None = None,
 ) -> Snapshot:
-    """Build the next snapshot in a thread, beside the old one. With `only_if_changed`, returns `old` itself if the
+    """Builds the next snapshot in a thread, beside the old one. With `only_if_changed`, returns `old` itself if the
     files have the same content. `taken` is a policy from the source that is not in force yet."""
     reading = PolicyReading()
 
@@ -387,7 +387,7 @@ def _self_test(engine: Engine, source: PolicySource, policies: Path, budgets: Bu
 
 
 def _check_schedules(settings: Settings, document: Document) -> None:
-    """Refuse now what a program would refuse at each scheduled run. Raises SettingsError."""
+    """Refuses now what a program would refuse at each scheduled run. Raises SettingsError."""
     faults = [
         document.fault(("schedules", key, "input_parameters"), what, "S180")
         for key, schedule in settings.schedules.items()
@@ -422,7 +422,7 @@ def _of_schedule(idle: IdleSchedule, document: Document) -> Fault:
 
 
 def read_policy(settings: Settings, reading: PolicyReading | None = None) -> PolicySource:
-    """Read and check models and rules. Raises PolicyError."""
+    """Reads and checks models and rules. Raises PolicyError."""
     policy, names = settings.policy, frozenset(settings.upstreams)
     scopes, ids = policy.scopes, settings.agent_ids
     return load_policy_aside(

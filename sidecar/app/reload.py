@@ -47,7 +47,7 @@ class Reloader:
     _one_at_a_time: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def reload(self, by: str, *, only_if_changed: bool = False) -> str:
-        """Reload all files. Returns the revision then in force. Raises ConfigError and changes nothing."""
+        """Reloads all files. Returns the revision then in force. Raises ConfigError and changes nothing."""
         async with self._one_at_a_time:
             old = self.live.current
             try:
@@ -72,7 +72,8 @@ class Reloader:
             return new.engine.revision
 
     async def adopt(self, taken: StoredPolicy, by: str, keep: Callable[[], Awaitable[None]]) -> None:
-        """Put a source's policy in force; `keep` stores it for the next start. Raises ConfigError, changing nothing."""
+        """Puts a source's policy in force; `keep` stores it for the next start. Raises ConfigError, changing
+        nothing."""
         async with self._one_at_a_time:
             old = self.live.current
             try:
@@ -85,7 +86,8 @@ class Reloader:
             await self._serve(new, old, by)
 
     async def files_changed(self) -> bool:
-        """Reload if the files changed. Returns whether the change is settled, by success or by a fault of the files."""
+        """Reloads if the files changed. Returns whether the change is settled, by success or by a fault of the
+        files."""
         try:
             await self.reload("file change", only_if_changed=True)
         except ConfigError as error:  # reported, recorded and counted; the old policy stays in force
@@ -94,7 +96,7 @@ class Reloader:
         return True
 
     async def close(self) -> None:
-        """Stop waiting for calls that began under older snapshots."""
+        """Stops waiting for calls that began under older snapshots."""
         retiring = list(self.retiring)
         for task in retiring:
             task.cancel()
@@ -108,7 +110,7 @@ class Reloader:
         taken: StoredPolicy | None = None,
         keep: Callable[[], Awaitable[None]] | None = None,
     ) -> Snapshot:
-        """Build the next snapshot, and record the change before it serves: each decision needs an audit record."""
+        """Builds the next snapshot, and records the change before it serves: each decision needs an audit record."""
         new = await self.build(old, only_if_changed, taken)
         if new is old:
             return old
@@ -160,7 +162,8 @@ class Reloader:
         self._failed, self.faults, self.refused, self.trouble = (), {}, (), tuple(waiting)
 
     async def _retire(self, old: Snapshot, new: Snapshot) -> None:
-        """Close the upstreams that the new snapshot dropped, once the calls that began under the old one have ended."""
+        """Closes the upstreams that the new snapshot dropped, once the calls that began under the old one have
+        ended."""
         gone = [one for name, one in old.upstreams.items() if new.upstreams.get(name) is not one]
         patience_s = max((one.timeout_s for one in old.upstreams.values()), default=0.0)
         try:
@@ -176,8 +179,8 @@ class Reloader:
 
 
 def policy_facts(engine: Engine) -> Mapping[str, object]:
-    """Return what control records say about a policy beside its revision: who decides, unless it is compiled rules, and
-    the kinds that allow what no row denies."""
+    """Returns what control records say about a policy beside its revision: who decides, unless it is compiled rules,
+    and the kinds that allow what no row denies."""
     engines = [f"{kind.value}={name}" for kind, name in engine.engines.items() if name != "compiled"]
     allowing = [kind.value for kind in engine.allowing]
     facts = {"policy_engines": engines, "policy_allows_by_default": allowing}

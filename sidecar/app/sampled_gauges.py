@@ -49,7 +49,7 @@ class SampledGauges:
                 metrics.choose_tools()
 
     def reconfigured(self, loaded_at: float) -> None:
-        """Update the gauges of a new snapshot, in force since `loaded_at`."""
+        """Updates the gauges of a new snapshot, in force since `loaded_at`."""
         now, metrics = self.pipeline.live.current, self.pipeline.metrics
         metrics.reconfigured(
             upstreams=now.upstreams,
@@ -71,7 +71,7 @@ class SampledGauges:
         self._observed = accounts
 
     def _count_differences(self) -> None:
-        """Count what compiled rules and pycasbin decided differently; log the first link of each kind."""
+        """Counts what compiled rules and pycasbin decided differently; logs the first link of each kind."""
         if (engine := self._engine) is None:
             return
         for kind, count in engine.differences.counts.items():

@@ -70,7 +70,7 @@ class Servers:
     page_process: PageProcess | None = None
 
     async def open(self, data: Listener, operated: OperatorAction, undo: AsyncExitStack) -> None:
-        """Serve at `data`, which is already bound, then open all other listeners. Raises SettingsError."""
+        """Serves at `data`, which is already bound, then opens all other listeners. Raises SettingsError."""
         patience = _patience(self.settings)
         first = self.pipeline.live.current.tls
         tls = None if first is None else follows(first, lambda: self.pipeline.live.current.tls)
@@ -110,12 +110,12 @@ class Servers:
         inherited().check_all_taken(self.path)
 
     def part_with_stale(self) -> None:
-        """Close connections that were authenticated by certificate authorities that have changed since."""
+        """Closes connections that were authenticated by certificate authorities that have changed since."""
         for listener in self.listeners:
             listener.part_with_stale()
 
     def close_connections_after_answers(self) -> None:
-        """End each HTTP/1 connection with its next answer, so that its caller connects elsewhere."""
+        """Ends each HTTP/1 connection with its next answer, so that its caller connects elsewhere."""
         for listener in self.listeners:
             listener.close_connections_after_answers()
 
@@ -192,7 +192,7 @@ class Servers:
         return found
 
     async def _broken(self, peer: str, status: int) -> web.StreamResponse:
-        """Refuse and record bytes that are not a valid HTTP request."""
+        """Refuses and records bytes that are not a valid HTTP request."""
         pipeline, metrics = self.pipeline, self.pipeline.metrics
         reason = Reason.MALFORMED_CALL if status < 500 else Reason.INTERNAL
         record = Recording(pipeline.audit, protocol="http", peer=peer)
@@ -212,7 +212,7 @@ class Servers:
     async def _open_grpc(
         self, patience: ListenerDeadlines, undo: AsyncExitStack, decisions: DecisionEndpoints | None
     ) -> None:
-        """Open the gRPC listener, which also answers `decisions`, and one for each agent with its own port. Raises
+        """Opens the gRPC listener, which also answers `decisions`, and one for each agent with its own port. Raises
         SettingsError."""
         settings = self.settings
         address = settings.server.grpc
@@ -305,12 +305,12 @@ def _patience(settings: Settings) -> ListenerDeadlines:
 
 
 async def _broken_at_admin(peer: str, status: int) -> web.Response:
-    """Refuse bytes that are no HTTP request, without a record: the audit covers callers."""
+    """Refuses bytes that are no HTTP request, without a record: the audit covers callers."""
     return web.Response(status=status, headers={"Server": "sidecar"})
 
 
 def take(address: ListenAddress | UnixAddress, undo: AsyncExitStack, config: Path) -> Listener:
-    """Bind an address; `undo` releases it if the start fails. Raises SettingsError, naming `config`."""
+    """Binds an address; `undo` releases it if the start fails. Raises SettingsError, naming `config`."""
     try:
         listener = open_listener(address)
     except OSError as error:

@@ -63,7 +63,7 @@ class SharedStore:
 
     @classmethod
     def open(cls, settings: Settings, metrics: Metrics, audit: Audit, undo: AsyncExitStack) -> Self:
-        """Create the stores without connecting. `undo` closes them if the start fails. Raises SettingsError."""
+        """Creates the stores without connecting. `undo` closes them if the start fails. Raises SettingsError."""
         counting = StoreMonitor(metrics, audit.control, settings.store.degraded_calls)
         limiter = Limiter(open_store(settings.store, time.time, observer=counting))
         undo.push_async_callback(limiter.close)

@@ -62,7 +62,7 @@ class RecentRequests:
         return RequestSample(step, self._clock_mono(), tuple(counts.get(status, 0) for status in STATUSES))
 
     def look(self) -> None:
-        """Take a sample if one is due."""
+        """Takes a sample if one is due."""
         if int(self._clock() // SAMPLE_EVERY_S) > self._samples[-1].step:
             self._samples.append(self._sample())
 
@@ -124,7 +124,7 @@ class StatusReport:
         return SHADOW if self.pipeline.live.current.shadows(self.pipeline.live.clock()) else ENFORCE
 
     def readiness(self) -> tuple[bool, Mapping[str, Any]]:
-        """Ready unless draining; codes and counts of what is `degraded` only, because the response is public."""
+        """Readies unless draining; codes and counts of what is `degraded` only, because the response is public."""
         if self.stopping:
             return False, {"status": "draining"}
         reasons = self.reasons()

@@ -85,7 +85,7 @@ class Supervisor:
         self.serves = self._is_killing = False
 
     async def run(self) -> bool:
-        """Serve until a signal asks for the end. Returns whether every worker ended in order. Raises SettingsError,
+        """Serves until a signal asks for the end. Returns whether every worker ended in order. Raises SettingsError,
         WorkerFailed."""
         loop = asyncio.get_running_loop()
         try:
@@ -116,7 +116,7 @@ class Supervisor:
     # --- sockets and folders ---
 
     async def _lock(self) -> None:
-        """Lock the folder of the workers, which hold the lock too: those of a supervisor that was killed need a moment
+        """Locks the folder of the workers, which hold the lock too: those of a supervisor that was killed need a moment
         to end. Raises SettingsError."""
         folder = self._settings.data / WORKERS
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -136,7 +136,7 @@ class Supervisor:
             await asyncio.sleep(0.05)
 
     def _bind(self) -> None:
-        """Bind every listener but those of gRPC, which workers bind together. Raises SettingsError."""
+        """Binds every listener but those of gRPC, which workers bind together. Raises SettingsError."""
         settings = self._settings
         addresses = [(loc, one) for loc, one in settings.listeners() if loc != ("server", "grpc")]
         for loc, address in (*addresses, ((), UnixAddress(settings.control_path))):
@@ -157,7 +157,7 @@ class Supervisor:
         self._copies[:0] = [fcntl.fcntl(sock, fcntl.F_DUPFD_CLOEXEC, COPIES_FROM_FD) for _, sock, _ in self._sockets]
 
     def _make_parts(self) -> None:
-        """Make the folder and the notify socket of each worker. Raises SettingsError."""
+        """Makes the folder and the notify socket of each worker. Raises SettingsError."""
         for kind in (METRICS_FILE, "*.sock"):  # of workers that are no more
             for left in self._settings.data.glob(f"{WORKERS}/*/{kind}"):
                 left.unlink(missing_ok=True)
@@ -191,7 +191,7 @@ class Supervisor:
     # --- the life of a worker ---
 
     async def _start(self) -> None:
-        """Start the first worker, which makes the keys, and then the others. Raises WorkerFailed."""
+        """Starts the first worker, which makes the keys, and then the others. Raises WorkerFailed."""
         first, *others = self.workers
         self._spawn(first)
         await self._until_ready(first)
@@ -252,7 +252,7 @@ class Supervisor:
         worker.began_mono_s = worker.heard_mono_s = time.monotonic()
 
     def _hear(self, worker: SupervisedWorker) -> None:
-        """Read what a worker says of itself."""
+        """Reads what a worker says of itself."""
         while True:
             try:
                 note = worker.notify.recv(MAX_NOTE_BYTES)
@@ -285,7 +285,7 @@ class Supervisor:
             self._all_ended.set()
 
     def _replace(self, worker: SupervisedWorker) -> None:
-        """Start a worker anew: at once after steady service, else after a rest that grows with each failure."""
+        """Starts a worker anew: at once after steady service, else after a rest that grows with each failure."""
         steady = time.monotonic() - worker.began_mono_s >= STEADY_S
         worker.failures = 0 if steady else worker.failures + 1
         wait_s = rest_s(worker.failures)
@@ -304,7 +304,7 @@ class Supervisor:
             asyncio.get_running_loop().call_later(LONGEST_REST_S, self._respawn, worker)
 
     async def _watch(self) -> None:
-        """End workers whose event loop stands still, and those that take too long to start."""
+        """Ends workers whose event loop stands still, and those that take too long to start."""
         patience_s = self._settings.server.worker_timeout_s
         while True:
             await asyncio.sleep(min(1.0, patience_s / 4))
@@ -320,7 +320,7 @@ class Supervisor:
     # --- signals ---
 
     def _asked_to_stop(self) -> None:
-        """Pass the first signal on; at the second, end all workers without waiting for calls in flight."""
+        """Passes the first signal on; at the second, ends all workers without waiting for calls in flight."""
         if self._stop.is_set():
             self._is_killing = True
             self._signal(self.workers, signal.SIGKILL)
@@ -349,7 +349,7 @@ class Supervisor:
                     os.kill(worker.pid, number)
 
     async def _end_all(self) -> bool:
-        """Wait for the end of all workers, and end those that take too long. Returns whether all ended in order."""
+        """Waits for the end of all workers, and ends those that take too long. Returns whether all ended in order."""
         was_asked = self._stop.is_set()
         self._stop.set()
         if not was_asked:

@@ -55,7 +55,7 @@ class ToolDrift:
     _watched: dict[str, _Watched] = field(default_factory=dict)
 
     async def look(self) -> None:
-        """Compare and report. Cheap when nothing changed."""
+        """Compares and report. Cheap when nothing changed."""
         now = self.live.current
         for name in self._watched.keys() - now.services.keys():
             del self._watched[name]

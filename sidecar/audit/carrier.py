@@ -44,13 +44,13 @@ class Carrier(Protocol):
     """Delivers lines. One thread calls `carry`; another may call `give_up`."""
 
     def carry(self, append: AppendLines) -> None:
-        """Deliver all lines or none. Raises OSError."""
+        """Delivers all lines or none. Raises OSError."""
 
     def give_up(self) -> None:
-        """Stop waiting for the receiver."""
+        """Stops waiting for the receiver."""
 
     def close(self) -> None:
-        """Release the receiver."""
+        """Releases the receiver."""
 
 
 class ChainedCarrier:

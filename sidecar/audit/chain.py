@@ -110,7 +110,7 @@ def seal(records: Sequence[Unsealed], end: ChainEnd) -> tuple[list[bytes], Chain
 
 
 def unseal(line: bytes) -> SealedRecord | None:
-    """Parse a line without its newline; None if it is not a record."""
+    """Parses a line without its newline; None if it is not a record."""
     match = _SEALED.search(line, max(0, len(line) - _SEAL_BYTES))
     if match is None:
         return None
@@ -126,7 +126,7 @@ def unseal(line: bytes) -> SealedRecord | None:
 
 
 def json_object(raw: bytes) -> Mapping[str, Any]:
-    """Parse one JSON object; empty if it is not one."""
+    """Parses one JSON object; empty if it is not one."""
     try:
         value = orjson.loads(raw)
     except orjson.JSONDecodeError:
@@ -156,7 +156,7 @@ def head_line(key: AuditKey, end: ChainEnd, next_end: ChainEnd | None = None) ->
 
 
 def parse_head(raw: bytes) -> ChainHead | None:
-    """Parse an anchor; None if it is malformed."""
+    """Parses an anchor; None if it is malformed."""
     match = _HEAD.match(raw)
     if match is None:
         return None

@@ -31,7 +31,7 @@ class CheckpointPublisher:
         self._failing: set[str] = set()
 
     async def tell(self, newest: Checkpoint | None, *, but: Collection[str] = ()) -> None:
-        """Publish to every place except those in `but`, concurrently, within DEADLINE_S."""
+        """Publishes to every place except those in `but`, concurrently, within DEADLINE_S."""
         if newest is not None:
             late = [name for name in self._places if name not in but and self._told.get(name) != newest]
             await asyncio.gather(*(self._tell(name, newest) for name in late))
@@ -50,7 +50,7 @@ class CheckpointPublisher:
 
 
 def to_descriptor(descriptor: int) -> Place:
-    """Publish one line per checkpoint to standard output. If the output is not read, only one thread blocks."""
+    """Publishes one line per checkpoint to standard output. If the output is not read, only one thread blocks."""
     writing: asyncio.Future[int] | None = None
 
     async def place(checkpoint: Checkpoint) -> None:
@@ -67,7 +67,7 @@ def to_descriptor(descriptor: int) -> Place:
 
 
 def to_store(run: Run) -> Place:
-    """Append to a list per signer in the store of limits."""
+    """Appends to a list per signer in the store of limits."""
 
     async def place(checkpoint: Checkpoint) -> None:
         arguments = [checkpoint.published.decode(), str(KEPT)]

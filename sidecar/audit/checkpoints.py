@@ -133,14 +133,14 @@ def read_public_keys(path: Path) -> Keys:
 
 
 def load_or_make_attesting_key(path: Path) -> SigningKey:
-    """Load the key from a PEM file, created at first start. Raises SettingsError."""
+    """Loads the key from a PEM file, created at first start. Raises SettingsError."""
     if not path.exists():
         keep_private_key(path, generate("EdDSA"))
     return load_attesting_key(path)
 
 
 def load_attesting_key(path: Path) -> SigningKey:
-    """Load the key from a PEM file that only its owner may read. Raises SettingsError."""
+    """Loads the key from a PEM file that only its owner may read. Raises SettingsError."""
     key = private_key_from(path)
     if not isinstance(key.private, Ed25519PrivateKey):
         hint = "openssl genpkey -algorithm ED25519"

@@ -117,7 +117,7 @@ def frame(part: bytes) -> bytes:
 
 
 def load_or_make_key(path: Path, *, entropy: Callable[[int], bytes] = os.urandom) -> AuditKey:
-    """Load the key from `path`, one line of hex, created at first start with mode 0600. Raises SettingsError."""
+    """Loads the key from `path`, one line of hex, created at first start with mode 0600. Raises SettingsError."""
     try:
         make_hex_key(path, entropy)
         return load_key(path, ours=True)
@@ -127,7 +127,7 @@ def load_or_make_key(path: Path, *, entropy: Callable[[int], bytes] = os.urandom
 
 
 def load_key(path: Path, *, ours: bool = False) -> AuditKey:
-    """Load the key from `path`. With `ours` it must not be guessable; older, weak keys may still verify. Raises
+    """Loads the key from `path`. With `ours` it must not be guessable; older, weak keys may still verify. Raises
     SettingsError if others may read the file or it is not a key, OSError if it is missing."""
     return AuditKey.from_secret(read_hex_key(path, "the audit key", "A101", strong=ours))
 

@@ -91,7 +91,7 @@ class AuditFile:
 
     @classmethod
     def open(cls, path: Path, key: AuditKey, *, older: Sequence[AuditKey] = (), to_disk: bool = False) -> AuditFile:
-        """Lock the file, inspect it, and remove a torn tail. `older` are previous keys. Raises SettingsError."""
+        """Locks the file, inspects it, and removes a torn tail. `older` are previous keys. Raises SettingsError."""
         try:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             head_path = path.with_name(path.name + HEAD_SUFFIX)
@@ -108,7 +108,7 @@ class AuditFile:
             raise _unusable(path, f"cannot be written: {error.strerror}", code="A111") from None
 
     def append(self, records: Sequence[Unsealed]) -> int:
-        """Append records (see `RecordSink.append`). Raises OSError; the file is then unchanged."""
+        """Appends records (see `RecordSink.append`). Raises OSError; the file is then unchanged."""
         if self._torn:
             self._take_back()
         size, now_s = os.lseek(self._file, 0, os.SEEK_END), monotonic()
@@ -152,8 +152,8 @@ class AuditFile:
         return self
 
     def turn_over(self, part: Path) -> None:
-        """Rename the file to `part` and continue in a new one. Raises OSError; then the file either keeps its name and
-        accepts further records, or has its new name and accepts none."""
+        """Renames the file to `part` and continues in a new one. Raises OSError; then the file either keeps its name
+        and accepts further records, or has its new name and accepts none."""
         self.settle()
         if os.path.lexists(part) or not os.path.samestat(self.path.stat(), os.fstat(self._file)):
             self._look_mono_s = 0.0
@@ -173,7 +173,7 @@ class AuditFile:
             sync_folder(self.path.parent)
 
     def close(self) -> None:
-        """Close the file; later appends fail."""
+        """Closes the file; later appends fail."""
         if self._file != -1:
             with suppress(OSError):  # the next start then finds the append unconfirmed, or torn
                 self.settle()
@@ -182,7 +182,7 @@ class AuditFile:
         self._file = self._head = -1
 
     def _see_that_it_is_ours(self, size: int) -> None:
-        """Refuse to append to a file that was truncated or written by others (seen before each append), or to one that
+        """Refuses to append to a file that was truncated or written by others (seen before each append), or to one that
         was deleted, or is not where it and its anchor belong (seen every `LOOK_S`)."""
         log = os.fstat(self._file)
         if log.st_nlink == 0:
@@ -195,7 +195,7 @@ class AuditFile:
                 raise OSError(errno.ESTALE, f"{path.name} was moved away; put it back, or start the sidecar again")
 
     def _take_back(self) -> None:
-        """Truncate to the last whole append. If that fails, `_torn` stays set and the next append tries again."""
+        """Truncates to the last whole append. If that fails, `_torn` stays set and the next append tries again."""
         if os.fstat(self._file).st_size > self.size:
             os.ftruncate(self._file, self.size)
         os.pwrite(self._head, head_line(self._key, self.end), 0)
@@ -243,7 +243,7 @@ class AnchorRead(NamedTuple):
 def read_anchor(
     raw: bytes, last: SealedRecord | None, lines: bytes, key: AuditKey, older: Sequence[AuditKey] = ()
 ) -> AnchorRead:
-    """Check an anchor against the lines that it covers; `last` is their last."""
+    """Checks an anchor against the lines that it covers; `last` is their last."""
     head = parse_head(raw)
     makers = [each for each in (key, *older) if head is not None and head.made_with(each)]
     what = _anchor_findings(last, lines, raw, head, makers[0] if makers else key)

@@ -44,7 +44,7 @@ class GatheredChain:
         self.last_seq, self.last_hash = sealed.seq, sealed.hash
 
     def settle(self) -> None:
-        """Rewrite the file with its lines in order, each once."""
+        """Rewrites the file with its lines in order, each once."""
         if self.in_order:
             return
         numbers = iter(self.places)
@@ -62,7 +62,7 @@ class GatheredChain:
 
 
 def gather(lines: Iterable[bytes], folder: Path) -> list[Path]:
-    """Write every record into an empty folder. Returns the files by name. Raises OSError."""
+    """Writes every record into an empty folder. Returns the files by name. Raises OSError."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if any(folder.iterdir()):
         raise FileExistsError(17, "is not empty", str(folder))

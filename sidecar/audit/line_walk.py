@@ -96,7 +96,7 @@ class LineWalk:
                 self._read_bytes += len(raw)
 
     def close_gaps(self) -> None:
-        """Report gaps that were never filled as removed lines."""
+        """Reports gaps that were never filled as removed lines."""
         for gap in self._gaps:
             lost = gap.last - gap.first + 1 - len(gap.moved)
             if lost and not self._was_let_go(gap):

@@ -27,7 +27,7 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def export_request(lines: Sequence[bytes], resource: Mapping[str, str]) -> bytes:
-    """Encode lines, each with or without its newline, as an ExportLogsServiceRequest."""
+    """Encodes lines, each with or without its newline, as an ExportLogsServiceRequest."""
     logs = ScopeLogs(scope=InstrumentationScope(name="sidecar.audit"), log_records=map(_log, lines))
     described = Resource(attributes=[_attribute(name, value) for name, value in resource.items()])
     request = ExportLogsServiceRequest(resource_logs=[ResourceLogs(resource=described, scope_logs=[logs])])

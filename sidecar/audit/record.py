@@ -395,7 +395,7 @@ def record_of(fields: Mapping[str, Any]) -> Record:
 
 
 def segment(place: int, fields: Mapping[str, Any]) -> str:
-    """Serialize one segment of a record; fields that are missing are blank."""
+    """Serializes one segment of a record; missing fields are blank."""
     return json_text({name: fields.get(name, BLANK[name]) for name in LAYOUT[place]})[1:-1]
 
 
@@ -457,7 +457,8 @@ def _told(links: tuple[Link, ...]) -> list[dict[str, Any]]:
 
 
 def _keep(known: dict[Any, _Made], key: object, made: _Made) -> _Made:
-    """Keep what was made. If the key is an object's id, what was made holds the object, so the id is not used again."""
+    """Keeps what was made. If the key is an object's id, what was made holds the object, so the id is not used
+    again."""
     if len(known) >= REMEMBERED:
         known.clear()
     known[key] = made

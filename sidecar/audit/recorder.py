@@ -65,7 +65,7 @@ class Audit:
         rotation: RotationSettings = NO_ROTATION,
         clear_arguments: Mapping[str, Sequence[str]] = MappingProxyType({}),
     ) -> None:
-        """Record the irregularities that the last run left (`found`). Raises OSError. `new_id` returns a new
+        """Records the irregularities that the last run left (`found`). Raises OSError. `new_id` returns a new
         unguessable id; `evidence_path` is where results are stored, created on first use; without an `attester` there
         are no checkpoints; `clear_arguments` are the pointers, by object, of arguments that are recorded in clear."""
         self.found = found.what
@@ -89,14 +89,14 @@ class Audit:
             sink.append([controls.control(shape.RECOVERED, "sidecar", found.facts)])
 
     async def control(self, what: str, by: str, **facts: object) -> None:
-        """Record an action of an operator or of the sidecar: start, stop, reload, mode, switches, keys."""
+        """Records an action of an operator or of the sidecar: start, stop, reload, mode, switches, keys."""
         job = self.write("control", shape.control(self.key.id, what, by, facts))
         if job is not None and (error := await job) is not None:
             raise UnwrittenRecord(error)
 
     def write(self, event: Event, record: Record) -> WriteJob | None:
-        """Give a record its id and time, and write it. Returns None if it is written, or the job, whose result is None
-        or an error. Raises Refusal(AUDIT_UNAVAILABLE)."""
+        """Gives a record its id and time, and writes it. Returns None if it is written, or the job, whose result is
+        None or an error. Raises Refusal(AUDIT_UNAVAILABLE)."""
         now_s = self.clock.time()
         whole_s = int(now_s)  # as `timestamp`
         record[shape.STAMP] = self._stamp % (self.new_id(), date_of(whole_s), (now_s - whole_s) * 1e6)
@@ -114,7 +114,7 @@ class Audit:
         return [0.0]
 
     async def keep(self, about: Mapping[str, Any]) -> NamedResult | None:
-        """Store a result (`result_store.evidence_record` without id and time). Returns the reference for the outcome;
+        """Stores a result (`result_store.evidence_record` without id and time). Returns the reference for the outcome;
         None if `best_effort` lost it. Raises Refusal: RESPONSE_REFUSED for one that is too large, AUDIT_UNAVAILABLE."""
         record_id = self.new_id()
         known = {"id": record_id, "timestamp": timestamp(self.clock.time()), "salt": self.new_id()}
@@ -132,7 +132,7 @@ class Audit:
         return NamedResult.of(record_id, line)
 
     async def look(self) -> None:
-        """Do what is due by time: a checkpoint, a new file. Called periodically."""
+        """Does the work that is due by time: a checkpoint, a new file. Called periodically."""
         if self.trail.is_due():
             with suppress(OSError):  # the next call tries again
                 await self.writer.run(self.trail.look)
@@ -143,11 +143,11 @@ class Audit:
         return sink.recent() if isinstance(sink, ChainedCarrier) else None
 
     async def seal(self) -> None:
-        """Write a checkpoint of everything written so far. Raises OSError."""
+        """Writes a checkpoint of everything written so far. Raises OSError."""
         await self.writer.run(self.trail.seal)
 
     async def close(self) -> None:
-        """Write queued records and close the files. Later records fail."""
+        """Writes queued records and closes the files. Later records fail."""
         await self.writer.close()
         self._evidence.close()
 
@@ -215,7 +215,7 @@ class Recording:
         return self.now_s() - self.started_s
 
     async def decided(self) -> None:
-        """Write `decision`, immediately before the upstream is written to. Raises Refusal: AUDIT_UNAVAILABLE, or
+        """Writes `decision`, immediately before the upstream is written to. Raises Refusal: AUDIT_UNAVAILABLE, or
         MALFORMED_CALL for arguments that cannot be hashed."""
         if self._record is not None or self.done:
             raise AssertionError("a decision is recorded once, and before the end")
@@ -252,7 +252,7 @@ class Recording:
         self.redactions = (self.redactions or 0) + count
 
     async def keep(self, **about: Any) -> None:
-        """Store a result before the caller gets it; the outcome will name it. `about` is that of
+        """Stores a result before the caller gets it; the outcome will name it. `about` is that of
         `result_store.evidence_record`, without the run. Raises Refusal: RESPONSE_REFUSED, AUDIT_UNAVAILABLE."""
         if len(self._results) >= shape.ENTRIES:  # an outcome cannot name more; the caller may resume the stream
             raise Refusal(Reason.AUDIT_UNAVAILABLE, "too many results of one stream are to be stored")
@@ -261,7 +261,7 @@ class Recording:
             self._results = [*self._results, named]
 
     async def judged(self, question: Question, decision: Decision, enforcement: Enforcement = "enforce") -> None:
-        """Write the policy decision on something inside this request: a request from the server to its client, or the
+        """Writes the policy decision on something inside this request: a request from the server to its client, or the
         response to an earlier call. Raises Refusal(AUDIT_UNAVAILABLE)."""
         known = self.audit.describer.caller(self.caller)
         record = self._gather(known, 0, None, self.audit.new_id())
@@ -278,8 +278,8 @@ class Recording:
     async def outcome(
         self, *, http_status: int, bytes_out: int | None, reason: Reason | None = None, event: Event = "outcome"
     ) -> None:
-        """Write how the call ended; with `event` "decision", what an enforcement point was answered. `bytes_out` is the
-        size of the response body. Raises Refusal: AUDIT_UNAVAILABLE, or MALFORMED_CALL as `decided` does."""
+        """Writes how the call ended; with `event` "decision", what an enforcement point was answered. `bytes_out` is
+        the size of the response body. Raises Refusal: AUDIT_UNAVAILABLE, or MALFORMED_CALL as `decided` does."""
         if self.done:
             raise AssertionError("a request has one terminal record")
         if self._record is not None:
@@ -316,7 +316,7 @@ class Recording:
             raise
 
     async def refused(self, refusal: Refusal, *, http_status: int, bytes_out: int | None = None) -> None:
-        """Write that the request was refused: a `refusal`, or the `outcome` of a call that was already decided. Raises
+        """Writes that the request was refused: a `refusal`, or the `outcome` of a call that was already decided. Raises
         Refusal(AUDIT_UNAVAILABLE), unless that is the refusal itself."""
         if refusal.limit is not None and all(state.name != refusal.limit.name for state in self.limits):
             self.limits = (*self.limits, refusal.limit)

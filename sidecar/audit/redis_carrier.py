@@ -129,7 +129,7 @@ class RedisCarrier:
         return bytes(reply)
 
     def _ask(self, *command: Any) -> Any:
-        """Send a command and return its reply. Raises OSError, RedisError."""
+        """Sends a command and returns its reply. Raises OSError, RedisError."""
         try:
             if self._connection is None:
                 self._connection = self._connect()

@@ -33,7 +33,7 @@ def render_record(record: Mapping[str, Any], *, colour: bool = False) -> str:
 
 
 def render_kept(record: Mapping[str, Any], as_recorded: bool, *, colour: bool = False) -> str:
-    """Format a stored result as two lines; the second is the beginning of the result."""
+    """Formats a stored result as two lines; the second is the beginning of the result."""
     metadata = record.get("metadata")
     redacted = isinstance(metadata, Mapping) and metadata.get("redacted") is True
     word, shade = ("kept", _GREEN) if as_recorded else ("CHANGED", _RED)

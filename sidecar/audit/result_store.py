@@ -98,7 +98,7 @@ class ResultFile:
         self._file, self._size = -1, 0
 
     def append(self, line: bytes) -> int:
-        """Write one line whole or not at all. Returns how many bytes of a torn line from an earlier run were removed.
+        """Writes one line whole or not at all. Returns how many bytes of a torn line from an earlier run were removed.
         Raises OSError."""
         if self._file >= 0 and not self._is_ours():
             self._let_go()
@@ -135,7 +135,7 @@ class ResultFile:
         self._let_go()
 
     def let_go(self, seq: int) -> None:
-        """Delete the parts that were rotated before the log reached record `seq`. Raises OSError."""
+        """Deletes the parts that were rotated before the log reached record `seq`. Raises OSError."""
         for part in parts_of(self._path) if self._path is not None else ():
             if last_seq_of(part) < seq:
                 part.unlink()
@@ -168,7 +168,7 @@ class ResultFile:
         return self._path is not None and is_at(self._path, status) and status.st_size == self._size
 
     def _take_back(self) -> None:
-        """Truncate to the last whole line. If that fails, the next `append` reopens the file and finds it torn."""
+        """Truncates to the last whole line. If that fails, the next `append` reopens the file and finds it torn."""
         try:
             os.ftruncate(self._file, self._size)
         except OSError:

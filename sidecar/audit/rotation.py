@@ -111,7 +111,7 @@ class RotatingSink:
             self._tried(self.seal)
 
     def seal(self) -> None:
-        """Write a checkpoint of the chain's end. Raises OSError."""
+        """Writes a checkpoint of the chain's end. Raises OSError."""
         if self._attester is None:
             return
         self.sink.settle()
@@ -152,7 +152,7 @@ class RotatingSink:
         return self._begun_at_s
 
     def _turn_over(self) -> None:
-        """Rotate the file, ended by a checkpoint; then delete parts beyond the number to keep."""
+        """Rotates the file, ended by a checkpoint, then deletes parts beyond the number to keep."""
         self._not_before_mono_s = self._clock.monotonic() + RETRY_S
         if self._tried(self.seal) and self._tried(self._set_aside):
             self._begun_at_s, self._not_before_mono_s = None, 0.0
@@ -168,7 +168,7 @@ class RotatingSink:
             self._evidence.turn_over(self._clock.time(), self.end.seq)
 
     def _delete_parts(self) -> None:
-        """Delete the oldest parts, each after recording what it was. Only if checkpoints cover them."""
+        """Deletes the oldest parts, each after recording what it was. Only if checkpoints cover them."""
         keep, file = self._rotation.keep, self._file
         if keep is None or file is None or self._attester is None:
             return

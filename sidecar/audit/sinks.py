@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 def open_sink(
     settings: Settings, key: AuditKey, instance: str, older: Sequence[AuditKey] = (), egress: Egress = DIRECT
 ) -> tuple[ChainSink, FoundEnd]:
-    """Open the configured sink; also returns what was found in it. `older` are previous keys. Raises SettingsError."""
+    """Opens the configured sink; also returns what was found in it. `older` are previous keys. Raises SettingsError."""
     chosen, path = settings.audit, settings.audit_path
     if chosen.sink != "file":
         carrier, found = _carrier(settings, chosen.sink, key, instance, older, egress)
@@ -65,7 +65,7 @@ def stream_of(settings: Settings, worker: int) -> str:
 
 
 def reading_stream(settings: Settings, worker: int) -> RedisCarrier:
-    """Open the stream of a log for reading, without becoming its writer. Raises SettingsError."""
+    """Opens the stream of a log for reading, without becoming its writer. Raises SettingsError."""
     if settings.audit_store.is_memory:
         raise SettingsError([fault_in("store.url", "there is no Redis to read evidence from", code="A120")])
     return _stream(settings, worker, AuditKey.from_secret(b""))

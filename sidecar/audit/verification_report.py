@@ -52,7 +52,7 @@ class VerificationReport:
         return self.problem_count == 0
 
     def add(self, path: Path, line: int, kind: str, message: str) -> None:
-        """Count a problem, and store it while there is room."""
+        """Counts a problem, and stores it while there is room."""
         self.problem_count += 1
         if len(self.problems) < MAX_PROBLEMS:
             self.problems.append(VerificationProblem(str(path), line, kind, message))

@@ -54,7 +54,7 @@ def verify(
     public_keys: Keys | None = None,
     progress: Progress = lambda count: None,
 ) -> VerificationReport:
-    """Verify the files of one log, oldest first, and the `evidence` that it names. `older` are the keys before `key`;
+    """Verifies the files of one log, oldest first, and the `evidence` that it names. `older` are the keys before `key`;
     `after` is the chain's end before the first line, if known; `checkpoints` are files of published checkpoints, signed
     by one of `public_keys`. Raises OSError when a file cannot be read."""
     report = VerificationReport()
@@ -193,7 +193,7 @@ def _published(report: VerificationReport, paths: Sequence[Path], keys: Keys) ->
 
 
 def _check_published(walk: LineWalk, log: Path, published: Sequence[Published]) -> None:
-    """Check that the log still matches every published checkpoint."""
+    """Checks that the log still matches every published checkpoint."""
     report = walk.report
     newest = max((checkpoint.seq for _, checkpoint in published), default=0)
     if newest > report.last_seq:

@@ -60,14 +60,14 @@ class RecordSink(Protocol):
         """The `append` of the next so many records, if it does not wait for a device, a network or a reader."""
 
     def settle(self) -> None:
-        """Finish or undo the last append, so that the next record follows on what is there, and what is there can be
+        """Finishes or undos the last append, so that the next record follows on what is there, and what is there can be
         proved. Raises OSError."""
 
     def abandon(self) -> None:
-        """Give up the running append if possible. Called from another thread."""
+        """Gives up the running append if possible. Called from another thread."""
 
     def close(self) -> None:
-        """Close the sink. Later appends fail."""
+        """Closes the sink. Later appends fail."""
 
 
 Counts = Sequence[list[float]]
@@ -134,13 +134,13 @@ class RecordWriter:
         return not (self.stalled or self._failed)
 
     def start(self) -> None:
-        """Start the writing thread, for the running event loop."""
+        """Starts the writing thread, for the running event loop."""
         self._loop = asyncio.get_running_loop()
         self._thread = threading.Thread(target=self._work, name="audit", daemon=True)
         self._thread.start()
 
     def put(self, job: WriteJob, *, alone: bool = False) -> WriteJob | None:
-        """Begin to write a record. `alone`: no other is expected in this turn of the loop. Returns None if it is
+        """Begins to write a record. `alone`: no other is expected in this turn of the loop. Returns None if it is
         written, or else the job, whose result is None or an exception. Raises OSError if it cannot be written."""
         began_s, append = monotonic(), None
         if alone and not self._waiting:
@@ -165,13 +165,13 @@ class RecordWriter:
         return job
 
     async def run(self, work: Callable[[], Any]) -> Any:
-        """Run other blocking work before all later records. Raises OSError."""
+        """Runs other blocking work before all later records. Raises OSError."""
         if self._loop is None:
             return _value(_tried(work))
         return _value(await self._do_later(work))
 
     def post(self, job: WriteJob) -> None:
-        """Write a record that no caller waits for."""
+        """Writes a record that no caller waits for."""
         job.waits = False
         with suppress(OSError):
             self.put(job)
@@ -236,7 +236,7 @@ class RecordWriter:
             self._idle.set_result(None)
 
     def _judge(self, last: Any, began_s: float, ended_s: float) -> None:
-        """Note whether records can be written, by the result of the last one, leave the next ones to the thread if it
+        """Notes whether records can be written, by the result of the last one, leave the next ones to the thread if it
         was slow, and have the sink settled later."""
         if ended_s - began_s >= SLOW_S:
             self._quick_from_mono_s = ended_s + CALM_FACTOR * (ended_s - began_s)
@@ -255,7 +255,7 @@ class RecordWriter:
             )
 
     def _settle_if_idle(self) -> None:
-        """Settle the sink if no append has followed; one that failed is settled by the next append."""
+        """Settles the sink if no append has followed; one that failed is settled by the next append."""
         self._settling, began_s = None, monotonic()
         if self._failed or self.stalled or self._closed:
             return
@@ -281,7 +281,7 @@ class RecordWriter:
             self._unsettled = False
 
     def _stall(self) -> None:
-        """Fail waiting callers now; later results of the thread's records are ignored."""
+        """Fails waiting callers now; later results of the thread's records are ignored."""
         if self._finished is self._at_work:  # in time, and the loop had no turn until now
             return
         self.stalled = True
@@ -308,7 +308,7 @@ class RecordWriter:
                 return
 
     def _do(self, jobs: Sequence[WriteJob], append: Append) -> None:
-        """Do each job in order; adjacent records share one append."""
+        """Does each job in order; adjacent records share one append."""
         done = 0
         while rest := jobs[done:]:
             if rest[0].work is not None:
@@ -322,7 +322,7 @@ class RecordWriter:
             done += count
 
     def _append(self, records: Sequence[Unsealed], append: Append) -> tuple[int, OSError | None]:
-        """Append the first records. Returns how many, and their error. A record that fits nowhere fails alone."""
+        """Appends the first records. Returns how many, and their error. A record that fits nowhere fails alone."""
         self._unsettled = True
         while True:
             try:
@@ -334,7 +334,7 @@ class RecordWriter:
 
 
 def _close(jobs: Iterable[WriteJob]) -> None:
-    """Count the results and tell them to whoever waits."""
+    """Counts the results and tell them to whoever waits."""
     for job in jobs:
         result = job.result
         job.counts[isinstance(result, OSError)][0] += 1.0

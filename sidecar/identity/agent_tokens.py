@@ -54,6 +54,6 @@ def digest_of(token: str) -> bytes:
 
 
 def gate_of(credential: Credential, gates: Mapping[str, AgentTokenRule]) -> AgentTokenRule | None:
-    """Return the rule whose token is still the one of this credential. `gates` are by agent."""
+    """Returns the rule whose token is still the one of this credential. `gates` are by agent."""
     gate = gates.get(credential.issuer.removeprefix(_ISSUER))
     return gate if gate is not None and gate.credential == credential else None

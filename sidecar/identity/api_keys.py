@@ -148,7 +148,7 @@ def records_of(document: Document, now: float) -> tuple[KeyRecord, ...]:
 
 
 def read_pepper(path: Path) -> bytes:
-    """Read the pepper. Raises SettingsError, also for a short or trivial one, which would protect nothing."""
+    """Reads the pepper. Raises SettingsError, also for a short or trivial one, which would protect nothing."""
     return read_secret(path, "ours").encode()
 
 

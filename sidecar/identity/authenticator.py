@@ -118,7 +118,7 @@ class Identity:
         mono: Callable[[], float] = time.monotonic,
         trust: str = "",
     ) -> Identity:
-        """Build it from the settings. Reads keys.yaml, its pepper, agents' tokens and key-set files, and writes
+        """Builds it from the settings. Reads keys.yaml, its pepper, agents' tokens and key-set files, and writes
         nothing. `trust` is a digest of the authorities of client certificates. Raises SettingsError."""
         identity = settings.identity
         return cls(
@@ -135,7 +135,7 @@ class Identity:
         )
 
     async def start(self, older: Identity | None = None) -> None:
-        """Fetch every issuer's keys once (5 s at most, failures are logged), then keep them fresh. `older` is the
+        """Fetches every issuer's keys once (5 s at most, failures are logged), then keeps them fresh. `older` is the
         previous instance: its keys stay in use, so that a reload during an outage does not lock callers out."""
         if older is not None:
             self._proofs.seen = older._proofs.seen  # used proofs stay used
@@ -147,13 +147,13 @@ class Identity:
         self._background = asyncio.create_task(self._keep_fresh(), name="identity")
 
     def believe_schedules(self, added: Mapping[str, str]) -> None:
-        """Set the principals of the schedules that were added at run time; they survive reloads."""
+        """Sets the principals of the schedules that were added at run time; they survive reloads."""
         if added != self.added_schedules:
             self.added_schedules.clear()
             self.added_schedules.update(added)
 
     def share_proofs(self, share: Share) -> None:
-        """Share used proofs with all replicas; survives reloads."""
+        """Shares used proofs with all replicas; survives reloads."""
         self._proofs.seen.share = share
 
     async def close(self) -> None:
@@ -168,7 +168,7 @@ class Identity:
         return tuple(keys.state for keys in self._issuer_keys.values())
 
     def admit(self, presented: Presented) -> Presented:
-        """Drop a forwarded certificate that neither a configured proxy nor an enforcement point sent, and one of an
+        """Drops a forwarded certificate that neither a configured proxy nor an enforcement point sent, and one of an
         enforcement point if no certificates are configured. Raises Refusal if the proxy's own is invalid."""
         if presented.proxy:
             return presented if self._certificates.matters else presented._replace(forwarded=(), proxy="")
@@ -185,7 +185,7 @@ class Identity:
         return certificate is None or self._certificates.workload(certificate, self._clock()) is None
 
     def recall(self, digest: bytes, audience: Audience) -> Remembered | None:
-        """Return the token in the line of `Authorization` with this digest, if it was verified before and would verify
+        """Returns the token in the line of `Authorization` with this digest, if it was verified before and would verify
         again: it has not expired, its issuer's keys are unchanged and fresh, and so is what the route requires."""
         found = self._remembered.get(place := (digest, audience.resource))
         if found is None or not (found.audience is audience or found.audience == audience):
@@ -196,7 +196,7 @@ class Identity:
         return found
 
     async def identify(self, presented: Presented, audience: Audience) -> Caller:
-        """Authenticate the caller of an admitted request. Raises Refusal."""
+        """Authenticates the caller of an admitted request. Raises Refusal."""
         shown = read_credentials(presented, audience.gate)
         certificate = self._certificates.shown_in(presented)
         if not shown.token:
@@ -350,7 +350,7 @@ def digest_of(line: str) -> bytes:
 
 
 def check_caller(caller: Caller, audience: Audience) -> None:
-    """Check a caller authenticated at the shared address against one server's requirements, as `identify` does at the
+    """Checks a caller authenticated at the shared address against one server's requirements, as `identify` does at the
     server's own address. Raises Refusal."""
     kind = caller.credentials[0].kind
     gate = audience.gate if kind != SCHEDULE else None  # schedules arrive at no address

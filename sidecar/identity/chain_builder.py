@@ -108,8 +108,8 @@ def _looked_up(claims: Claims) -> str:
 
 
 def joined(proven: ProvenChain, workload: Workload | None, *, held: bool = False) -> Chain:
-    """Join a token and an optional workload credential into one chain. `held`: the workload's certificate is the one to
-    which the token is bound. Raises Refusal if they conflict."""
+    """Joins a token and an optional workload credential into one chain. `held`: the workload's certificate is the one
+    to which the token is bound. Raises Refusal if they conflict."""
     last, name = proven.chain[-1], None if workload is None else workload.principal.name
     lent = name in proven.lent_to
     # The last principal that the token names may act, and the workload to which it was lent and that presents it.

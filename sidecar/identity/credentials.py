@@ -104,7 +104,7 @@ class ShownToken(NamedTuple):
 
 
 def read_credentials(presented: Presented, gate: AgentTokenRule | None = None) -> ShownToken:
-    """Sort the presented credentials. Raises Refusal for a header that is repeated or cannot be parsed, for two keys,
+    """Sorts the presented credentials. Raises Refusal for a header that is repeated or cannot be parsed, for two keys,
     and if the token that `gate` requires is missing."""
     if gate is None:
         return _shown(presented)

@@ -128,8 +128,8 @@ PRESETS: Mapping[str, Preset] = {
 
 
 def with_preset(issuer: TrustedIssuer, preset: str) -> TrustedIssuer:
-    """Apply a product's defaults where the operator has set nothing else. All rules apply to an issuer of one kind too:
-    a token of the other kind is refused, not renamed."""
+    """Applies a product's defaults where the operator has set nothing else. All rules apply to an issuer of one kind
+    too: a token of the other kind is refused, not renamed."""
     chosen = PRESETS[preset]
     return replace(
         issuer,

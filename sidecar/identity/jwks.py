@@ -100,7 +100,7 @@ def parse_jwks(raw: bytes, use: KeyUse = "sig") -> tuple[VerificationKey, ...]:
 
 
 def read_jwks_file(path: Path) -> bytes:
-    """Read a key set from a file, up to one byte beyond the limit. Raises OSError."""
+    """Reads a key set from a file, up to one byte beyond the limit. Raises OSError."""
     with path.open("rb") as file:
         return file.read(MAX_JWKS_BYTES + 1)
 
@@ -154,13 +154,13 @@ class IssuerKeys:
         return key
 
     def take_over(self, older: IssuerKeys) -> None:
-        """Copy another instance's keys, if they came from the same source."""
+        """Copies another instance's keys, if they came from the same source."""
         if (self.source, self.use) == (older.source, older.use):
             self._keys, self._digest, self.generation = older._keys, older._digest, older.generation
             self._fetched_mono_s = older._fetched_mono_s
 
     async def refresh(self) -> None:
-        """Fetch now; concurrent calls wait for the same fetch. A failure is logged and keeps the old keys."""
+        """Fetches now; concurrent calls wait for the same fetch. A failure is logged and keeps the old keys."""
         if self._flight is None:
             self._flight = asyncio.create_task(self._fetch(), name="jwks")
             self._flight.add_done_callback(self._landed)
@@ -172,7 +172,7 @@ class IssuerKeys:
             flight.result()
 
     async def keep_fresh(self, every_s: float = REFRESH_S) -> None:
-        """Refresh periodically, so that a rotated key is known before its first token arrives."""
+        """Refreshes periodically, so that a rotated key is known before its first token arrives."""
         while True:
             await asyncio.sleep(every_s)
             await self.refresh()

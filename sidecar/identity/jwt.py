@@ -81,7 +81,7 @@ class Verifier:
         self._of_domain = {one.spiffe.trust_domain: one for one in issuers.values() if one.svid and one.spiffe}
 
     async def verify(self, token: str) -> Claims:
-        """Verify a token of bounded length and return its claims. Raises Refusal(BAD_CREDENTIAL)."""
+        """Verifies a token of bounded length and returns its claims. Raises Refusal(BAD_CREDENTIAL)."""
         header, values = read_compact(token)
         issuer = self._issuer_of(values)
         algorithm, kid = _algorithm_and_kid(header, issuer)
@@ -168,7 +168,7 @@ def _plain(typ: str) -> str:
 
 
 def time_of(values: Mapping[str, Any], claim: str, whose: str = "token") -> float:
-    """Read a time claim, in seconds since the epoch. Raises Refusal."""
+    """Reads a time claim, in seconds since the epoch. Raises Refusal."""
     value = values.get(claim)
     # PyJWT accepts "9999999999" and 10**30 (threats A3), and True is an int in Python.
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < MAX_TIME:

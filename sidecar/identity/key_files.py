@@ -47,7 +47,7 @@ def make_key(
 
 
 def add_key(path: Path, entry: KeyEntry, now: float) -> None:
-    """Append to keys.yaml, which may be missing. Raises SettingsError (a third live key) before writing."""
+    """Appends to keys.yaml, which may be missing. Raises SettingsError (a third live key) before writing."""
     with _alone(path):
         text = _text_of(path)
         appended = text + ("" if text.endswith("\n") else "\n") + _line(entry) + "\n"
@@ -55,7 +55,7 @@ def add_key(path: Path, entry: KeyEntry, now: float) -> None:
 
 
 def remove_key(path: Path, key_id: str, now: float) -> bool:
-    """Remove a key from keys.yaml. Returns False if it is not there. Raises SettingsError."""
+    """Removes a key from keys.yaml. Returns False if it is not there. Raises SettingsError."""
     with _alone(path):
         text = _text_of(path)
         before = _entries(path, text)
@@ -76,7 +76,7 @@ def ensure_pepper(path: Path, random: RandomBytes) -> bytes:
 
 
 def write_secret(path: Path, text: str) -> None:
-    """Create a file that only its owner can read. Raises FileExistsError: a key is never overwritten."""
+    """Creates a file that only its owner can read. Raises FileExistsError: a key is never overwritten."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "w", encoding="ascii") as file:
         file.write(text)
@@ -102,7 +102,7 @@ def _entries(path: Path, text: str) -> list[KeyEntry]:
 
 @contextmanager
 def _alone(path: Path) -> Iterator[None]:
-    """Lock the folder, so that concurrent commands do not lose each other's changes."""
+    """Locks the folder, so that concurrent commands do not lose each other's changes."""
     folder = os.open(path.parent, os.O_RDONLY)
     try:
         fcntl.flock(folder, fcntl.LOCK_EX)
@@ -112,7 +112,7 @@ def _alone(path: Path) -> Iterator[None]:
 
 
 def _replace(path: Path, edited: str, meant: list[KeyEntry], now: float) -> None:
-    """Write the edited text if it parses to `meant`, else rewrite the keys. Raises SettingsError before writing."""
+    """Writes the edited text if it parses to `meant`, else rewrite the keys. Raises SettingsError before writing."""
     try:
         said = _entries(path, edited)
     except ConfigError:

@@ -60,7 +60,7 @@ Excuse = Callable[[Refusal], bool]
 def open_store(
     chosen: StoreSettings, clock: Callable[[], float], *, lease_s: float = LEASE_S, observer: StoreObserver = UNSEEN
 ) -> CounterStore:
-    """Build the store of the settings without connecting. `clock` returns seconds since the epoch."""
+    """Builds the store of the settings without connecting. `clock` returns seconds since the epoch."""
     if chosen.is_memory:
         return MemoryCounters(clock, lease_s=lease_s)
     from sidecar.limits.redis_store import RedisCounters
@@ -86,7 +86,7 @@ class Limiter:
         """Extends the leases of `held`, once `extend_later` was called."""
 
     def reserve(self, plan: LimitPlan, decision_id: str) -> Lease:
-        """Charge a plan for one call; `decision_id` is our own id, one per call. If the lease is `pending`, the charge
+        """Charges a plan for one call; `decision_id` is our own id, one per call. If the lease is `pending`, the charge
         takes effect, or is refused, with `await lease.charge()`. In the end `lease.end()` is due. `async with` does
         both."""
         lease = Lease(self, plan, decision_id)
@@ -106,13 +106,13 @@ class Limiter:
         return lease
 
     async def close(self) -> None:
-        """Stop extending leases and close the store."""
+        """Stops extending leases and closes the store."""
         if self.beat:
             self.beat.cancel()
         await self.store.close()
 
     def extend_later(self) -> None:
-        """Extend the leases of charged calls from time to time, until they end."""
+        """Extends the leases of charged calls from time to time, until they end."""
         self.beat = asyncio.get_running_loop().call_later(self._beat_s, self._extend)
 
     def _extend(self) -> None:
@@ -147,7 +147,7 @@ class Lease:
         self.plan, self._limiter, self._decision_id = plan, limiter, decision_id
 
     async def charge(self, excuse: Excuse | None = None) -> None:
-        """Wait for the charge if it is pending. Raises Refusal: RATE_LIMITED, QUOTA_SPENT, BUDGET_SPENT or
+        """Waits for the charge if it is pending. Raises Refusal: RATE_LIMITED, QUOTA_SPENT, BUDGET_SPENT or
         TOO_MANY_CONCURRENT, with the limit that takes longest to have room; or STORE_UNAVAILABLE. If `excuse` returns
         true for it, the call goes on uncharged."""
         if not self.pending:
@@ -176,7 +176,7 @@ class Lease:
             del refusal, why  # their tracebacks refer to this frame, and it to the request
 
     def end(self) -> None:
-        """Free the slots and return what the call did not spend, or every charge if it was not `forwarded`. Does not
+        """Frees the slots and returns what the call did not spend, or every charge if it was not `forwarded`. Does not
         await, so it cannot be cancelled."""
         limiter, decision_id, plan = self._limiter, self._decision_id, self.plan
         if limiter.held.pop(decision_id, None) is None:
@@ -201,12 +201,12 @@ class Lease:
         return tuple(_settled(state, charge, spent) for state, charge in zip(states, charges, strict=True))
 
     def heard(self, result: Mapping[str, Any]) -> None:
-        """Take the call's result, or one event of it, which may report the call's cost. The last report counts."""
+        """Takes the call's result, or one event of it, which may report the call's cost. The last report counts."""
         if self.plan.settles and self.plan.tells(result):
             self._told = self.plan.spent(result)
 
     def answered(self) -> bool:
-        """Mark the response as complete. Returns whether this changes the state of its limits."""
+        """Marks the response as complete. Returns whether this changes the state of its limits."""
         if not self.plan.settles or self.numbers is None or self._spent is not None:
             return False
         self._spent = self._told if self._told is not None else self.plan.spent(None)
@@ -223,7 +223,7 @@ class Lease:
 
 
 def _refusal(plan: LimitPlan, verdict: Verdict) -> Refusal:
-    """Refuse with the limit that has the longest wait; an earlier retry would only be refused again."""
+    """Refuses with the limit that has the longest wait; an earlier retry would only be refused again."""
     charge, standing = max(zip(plan.charges, verdict.standings, strict=True), key=lambda pair: pair[1].wait_us)
     state = _state(charge, standing.remaining, standing.reset_us)
     if verdict.degraded:  # the local allowance is used up; the limit itself may have room

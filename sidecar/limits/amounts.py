@@ -28,7 +28,7 @@ _PARTS: Final = ("task", "message", "statusUpdate", "artifactUpdate")
 
 
 def millionths(written: object) -> int:
-    """Parse a configured amount, a number or a quoted number of up to six decimal places. Raises ValueError."""
+    """Parses a configured amount, a number or a quoted number of up to six decimal places. Raises ValueError."""
     text = repr(written) if isinstance(written, int | float) and not isinstance(written, bool) else written
     if isinstance(text, str) and "e-" in text and isinstance(written, float):
         text = format(Decimal(text), "f")  # such as 0.00001
@@ -38,7 +38,7 @@ def millionths(written: object) -> int:
 
 
 def in_units(amount: int) -> float:
-    """Convert millionths to units; whole amounts become ints. The result is exact, also after a JSON round trip."""
+    """Converts millionths to units; whole amounts become ints. The result is exact, also after a JSON round trip."""
     return amount // MILLION if amount % MILLION == 0 else amount / MILLION
 
 

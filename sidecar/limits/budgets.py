@@ -42,7 +42,7 @@ PERIODS = ("per_hour", "per_day", "per_month")
 
 
 def load_budgets(path: Path) -> Budgets:
-    """Read budgets.yaml. Without the file nothing is limited. Raises PolicyError with every error and its position."""
+    """Reads budgets.yaml. Without the file nothing is limited. Raises PolicyError with every error and its position."""
     if not path.exists() and not path.is_symlink():  # a dangling link is an error, not "no limits"
         return Budgets()
     file = read_document(path, error=PolicyError, inside=path.parent).validate(BudgetsFile)
@@ -57,7 +57,7 @@ def load_budgets(path: Path) -> Budgets:
 
 
 def entries_of(offers: Mapping[str, AgentOffer]) -> tuple[BudgetRule, ...]:
-    """Compile the limits in agents' own settings. They count separately from an entry in budgets.yaml."""
+    """Compiles the limits in agents' own settings. They count separately from an entry in budgets.yaml."""
     found = []
     for name, offer in offers.items():
         if (said := offer.rate_limiting) is not None:
@@ -193,7 +193,7 @@ class ToolEntry(Section):
         return self.requests_per_second, self.burst
 
     def compiled(self, pattern: str) -> BudgetRule:
-        """Compile this entry for the objects of `pattern`."""
+        """Compiles this entry for the objects of `pattern`."""
         concurrency, quota = self.concurrency or self.seed_concurrency, self.daily_quota or self.seed_quota
         caps = _caps(self._said_rate, concurrency=concurrency, day=quota)
         return BudgetRule("tools", pattern, self.per is not None, caps, self.timeout)
@@ -211,7 +211,7 @@ class PrincipalEntry(Section):
     """All matching principals share one counter."""
 
     def compiled(self, pattern: str) -> BudgetRule:
-        """Compile this entry for the principals of `pattern`."""
+        """Compiles this entry for the principals of `pattern`."""
         caps = _caps(hour=self.per_hour, day=self.per_day, month=self.per_month, concurrency=self.concurrency)
         return BudgetRule("principals", pattern, not self.shared, caps)
 
@@ -257,7 +257,7 @@ class CostEntry(Section):
             yield Finding("per_call is more than max_per_call", at=("per_call",))
 
     def compiled(self) -> CallCost:
-        """Compile this entry."""
+        """Compiles this entry."""
         most = self.max_per_call if self.max_per_call is not None else self.per_call or 0
         declared = self.per_call if self.per_call is not None else most
         return CallCost(self.object, self.unit, declared, most, path_of(self.from_result) if self.from_result else ())
@@ -289,7 +289,7 @@ class BudgetEntry(Section):
             yield Finding("shared needs a principal", "Y102", hint, at=("shared",), on_key=True)
 
     def compiled(self) -> BudgetRule:
-        """Compile this entry."""
+        """Compiles this entry."""
         caps = _caps(hour=self.per_hour, day=self.per_day, month=self.per_month)
         each = self.principal is not None and not self.shared
         return BudgetRule("budgets", self.principal or "", each, caps, object=self.object, unit=self.unit)
@@ -332,7 +332,7 @@ class BudgetsFile(Section):
             known.add(what)
 
     def _without_costs(self) -> Iterator[Finding]:
-        """Report budgets to which nothing is ever charged, and budgets into which no call fits."""
+        """Reports budgets to which nothing is ever charged, and budgets into which no call fits."""
         least: dict[str, int] = {}
         for cost in self.costs:
             most = cost.compiled().most

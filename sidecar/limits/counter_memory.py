@@ -62,7 +62,7 @@ class CounterMemory:
         self.dropped = 0
 
     def admitted(self, charges: Charges, verdict: Verdict, decision_id: str, number: int, now_s: float) -> None:
-        """Record that the store charged a call."""
+        """Records that the store charged a call."""
         self._now_us = verdict.now_us
         latest = self._latest.pop(id(charges), None)
         if latest is not None:
@@ -81,7 +81,7 @@ class CounterMemory:
         charged[decision_id] = number, now_s, charges
 
     def _see_latest(self) -> None:
-        """Note what the latest charge of each plan says of its counters. The last one of a counter says it all."""
+        """Notes what the latest charge of each plan says of its counters. The last one of a counter says it all."""
         for charges, (_, now_us, numbers, *_), _ in self._latest.values():
             for charge, remaining, full_us in zip(charges, numbers[::3], numbers[2::3], strict=True):
                 if (seen := self._seen.get(charge.kind)) is None:
@@ -92,7 +92,7 @@ class CounterMemory:
         self._latest.clear()
 
     def released(self, charges: Charges, decision_id: str) -> None:
-        """Record the end of a call. `charges` are its slots and what it did not spend."""
+        """Records the end of a call. `charges` are its slots and what it did not spend."""
         self._held.pop(decision_id, None)
         for charge in charges:
             if charge.kind != "concurrency" and (charged := self._charged.get(decision_id)):
@@ -102,13 +102,13 @@ class CounterMemory:
                 break
 
     def given_back(self, charges: Charges, decision_id: str) -> None:
-        """Record that a call was not made."""
+        """Records that a call was not made."""
         self._held.pop(decision_id, None)
         if self._charged.pop(decision_id, None):
             self._use_less(charges)
 
     def reset(self, keys: Collection[str]) -> None:
-        """Forget what was charged to these counters before they were reset."""
+        """Forgets what was charged to these counters before they were reset."""
         self._see_latest()
         gone = frozenset(keys)
         for seen in self._seen.values():
@@ -141,7 +141,7 @@ class CounterMemory:
         )
 
     def forget_charged(self) -> None:
-        """Forget the charges, after `seen` was written to another store."""
+        """Forgets the charges, after `seen` was written to another store."""
         self._charged.clear()
 
     def pages(self, size: int) -> Iterator[Sequence[SeenUsage]]:

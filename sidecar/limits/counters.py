@@ -57,7 +57,7 @@ class SlidingWindow:
         self._total = 0
 
     def _turn(self, now_us: int) -> None:
-        """Start a new bucket and drop expired ones, or correct for a clock that was far ahead."""
+        """Starts a new bucket and drops expired ones, or corrects for a clock that was far ahead."""
         was_us, self._ends_us = self._ends_us, (now_us // self._bucket_us + 1) * self._bucket_us
         ends_us, buckets = self._ends_us, self._buckets
         self._reset_us, self._newest = self._gone_us(ends_us), [ends_us, 0, 0]

@@ -153,7 +153,7 @@ class MemoryCounters:
         return tuple([(charge, self._fresh[charge.kind]() if found is None else found) for charge, found in known])
 
     def _bind(self, charges: Charges, counters: Bound, now_us: int, decision_id: str) -> None:
-        """Insert the new ones among these counters, which were just charged, and remember whose they are."""
+        """Inserts the new ones among these counters, which were just charged, and remember whose they are."""
         for charge, counter in counters:
             table = self._tables[charge.kind]
             if charge.key in table:
@@ -168,7 +168,7 @@ class MemoryCounters:
         self._bound[id(charges)] = charges, counters
 
     def _sweep(self, table: OrderedDict[str, Counter], now_us: int) -> None:
-        """Drop the first few counters if they are idle; the others move to the end, so that all have their turn."""
+        """Drops the first few counters if they are idle; the others move to the end, so that all have their turn."""
         many = SWEPT_AT_ONCE if len(table) < self._max_counters else SWEPT_WHEN_FULL
         for _ in range(min(many, len(table))):
             key, counter = table.popitem(last=False)

@@ -100,13 +100,13 @@ class RedisPipeline(asyncio.Protocol):
         return transport
 
     def ask(self, *command: bytes | str | int) -> asyncio.Future[Any]:
-        """Send a command. The returned future holds its reply, or raises redis-py's ResponseError or PipelineLost."""
+        """Sends a command. The returned future holds its reply, or raises redis-py's ResponseError or PipelineLost."""
         reply: asyncio.Future[Any] = self.loop.create_future()
         self.send(pack(command), reply)
         return reply
 
     def send(self, packed: bytes, reply: Reply) -> None:
-        """Send a packed command."""
+        """Sends a packed command."""
         if self.ended:
             reply.set_exception(PipelineLost(self.why))
             return
@@ -118,13 +118,13 @@ class RedisPipeline(asyncio.Protocol):
             self._timer = self.loop.call_at(self.loop.time() + self._deadline_s, self._check)
 
     def condemn(self, why: str) -> None:
-        """Mark the connection as unusable, so that it ends soon."""
+        """Marks the connection as unusable, so that it ends soon."""
         if self._ending is None and not self.ended:
             self.why = why
             self._ending = self.loop.call_soon(self._end)
 
     async def close(self) -> None:
-        """Drop the connection. Waiting callers get PipelineLost."""
+        """Drops the connection. Waiting callers get PipelineLost."""
         self._end()
 
     # The transport's side
@@ -190,7 +190,7 @@ class RedisPipeline(asyncio.Protocol):
     # Watching
 
     def _check(self, before: Batch | None = None, turns: int = TURNS) -> None:
-        """Watch the oldest reply with a waiting caller. `turns` are left for the batch that was oldest `before`."""
+        """Watches the oldest reply with a waiting caller. `turns` are left for the batch that was oldest `before`."""
         self._timer = None
         batch = next((batch for batch, reply in self._waiting if not reply.done()), None)
         if batch is None:

@@ -104,12 +104,12 @@ class CounterScripts(NamedTuple):
 
 
 def shipped(name: str) -> str:
-    """Read a script that is shipped beside this file."""
+    """Reads a script that is shipped beside this file."""
     return Path(__file__).with_name(name).read_text(encoding="utf-8")
 
 
 def scripts_from(read: Callable[[str], str] = shipped) -> CounterScripts:
-    """Assemble the scripts. Those that read counters begin with whole.lua, and admit.lua stands inside guard.lua."""
+    """Assembles the scripts. Those that read counters begin with whole.lua, and admit.lua stands inside guard.lua."""
     admit = read("guard.lua").replace("-- admit.lua is inserted here", read("admit.lua"))
     counting = (f"{read('whole.lua')}\n{text}" for text in (admit, read("settle.lua"), read("restore.lua")))
     return CounterScripts(*map(CounterScript.of, [*counting, read("epoch.lua")]))
@@ -284,7 +284,7 @@ class RedisCounters:
             self._say(Settlement(self, "extend", charges, decision_id, monotonic()))
 
     def charge_later(self, charges: Charges, decision_id: str, within_s: float) -> None:
-        """Charge what was admitted without the store, whatever the limit: now, or when it is back within that time."""
+        """Charges what was admitted without the store, whatever the limit: now, or when it is back within that time."""
         if charges:
             self._say(Settlement(self, "charge", charges, decision_id, monotonic() + within_s))
 
@@ -307,7 +307,7 @@ class RedisCounters:
         return await self._asked(CounterScript.of(script), [1, PREFIX + key, *arguments])
 
     async def _asked(self, script: CounterScript, arguments: list[str | int]) -> Any:
-        """Run a script outside a reservation. Raises StoreUnavailable."""
+        """Runs a script outside a reservation. Raises StoreUnavailable."""
         wire = await self._link.ready()
         try:
             return await self._run(wire, script, arguments)
@@ -344,7 +344,7 @@ class RedisCounters:
             return await wire.ask("EVAL", script.text, *arguments)
 
     def _refused(self, error: ResponseError, wire: RedisPipeline) -> None:
-        """Record an error reply, and leave a server that does not (or no longer) own the counters."""
+        """Records an error reply, and leave a server that does not (or no longer) own the counters."""
         if counts_no_more(error):
             self._link.heard(error, wire)
         elif monotonic() - self._complained_s > COMPLAIN_EVERY_S:  # a missing permission, full memory, a foreign key
@@ -419,7 +419,7 @@ class RedisCounters:
             self._over(settlement)
 
     def _over(self, settlement: Settlement) -> None:
-        """Finish an operation. Only now may a lost charge of the call be repeated without its slots."""
+        """Finishes an operation. Only now may a lost charge of the call be repeated without its slots."""
         if settlement.verb == "release":
             self._recall.released(settlement.charges, settlement.decision_id)
 
@@ -431,7 +431,7 @@ class RedisCounters:
         self._owed.append(settlement)
 
     def _drop(self, settlement: Settlement) -> None:
-        """Give up an operation: too many are pending, or it is too late. A slot that expired meanwhile is no loss."""
+        """Gives up an operation: too many are pending, or it is too late. A slot that expired meanwhile is no loss."""
         if settlement.until_s > monotonic() or any(charge.kind != "concurrency" for charge in settlement.charges):
             self._untold[settlement.verb] += 1
         self._over(settlement)
@@ -445,7 +445,7 @@ class RedisCounters:
             self._observer.untold(counts)
 
     def _settle_debts(self) -> None:
-        """Settle all debts in batches, so that current calls are not delayed; one batch where the store refuses."""
+        """Settles all debts in batches, so that current calls are not delayed; one batch where the store refuses."""
         self._settle_next(AT_ONCE if self._refusing.current else len(self._owed))
 
     def _settle_next(self, left: int, before: asyncio.Future[Any] | None = None) -> None:
@@ -464,7 +464,7 @@ class RedisCounters:
                 self._drop(settlement)
 
     async def _say_last_words(self) -> None:
-        """Settle at shutdown until no debt is left or the store stops answering."""
+        """Settles at shutdown until no debt is left or the store stops answering."""
         if wire := self._link.wire:
             await _done(wire)
         before = MAX_OWED + 1
@@ -477,7 +477,7 @@ class RedisCounters:
     # Knowing the store
 
     async def _greet(self, wire: RedisPipeline) -> None:
-        """Identify the store before it is used, and restore what it is missing."""
+        """Identifies the store before it is used, and restores what it lacks."""
         # Loading also probes the store: a server that accepts connections but answers late would cost each call its
         # deadline.
         await asyncio.gather(*(wire.ask("SCRIPT", "LOAD", script.text) for script in self._scripts))
@@ -524,7 +524,7 @@ class RedisCounters:
         raise LeaveError("a foreign reply")
 
     async def _charge_again(self, wire: RedisPipeline, tide: int) -> None:
-        """Repeat charges that a promoted replica did not receive, or that a restored backup lacks."""
+        """Repeats charges that a promoted replica did not receive, or that a restored backup lacks."""
         lost = self._recall.after(tide, monotonic())
         for first in range(0, len(lost), PAGE):
             await asyncio.gather(*(self._force(wire, *call) for call in lost[first : first + PAGE]))
@@ -532,7 +532,7 @@ class RedisCounters:
             await self._observer.forgot("rolled_back", len(lost))
 
     async def _force(self, wire: RedisPipeline, decision_id: str, charges: Charges) -> None:
-        """Charge what was admitted before, whatever the limit."""
+        """Charges what was admitted before, whatever the limit."""
         self._number = number = self._number + 1
         whatever = _whatever(charges)
         try:
@@ -547,7 +547,7 @@ class RedisCounters:
         self._recall.admitted(whatever, verdict, decision_id, number, monotonic())
 
     async def _restore(self, wire: RedisPipeline) -> int:
-        """Raise every counter to what we saw of it. Returns how many were lower."""
+        """Raises every counter to what we saw of it. Returns how many were lower."""
         raised = 0
         for page in self._recall.pages(PAGE):
             arguments: list[str | int] = [len(page), *(PREFIX + seen.key for seen in page)]
@@ -579,8 +579,8 @@ def eviction_warning(info: Any) -> str:
 
 
 async def _done(wire: RedisPipeline) -> None:
-    """Wait until everything sent so far has been executed: replies come in order. A command that was sent again because
-    its script was missing is behind the first wait, hence two."""
+    """Waits until everything sent so far has been executed: replies come in order. A command that was sent again
+    because its script was missing is behind the first wait, hence two."""
     for _ in range(2):
         await asyncio.gather(wire.ask("PING"), return_exceptions=True)
 
@@ -594,7 +594,7 @@ def _whatever(charges: Charges) -> Charges:
 
 
 def _verdict(reply: Any, charges: Charges, decision_id: str) -> Verdict:
-    """Parse admit.lua's reply strictly: it begins with our own decision id, and the rest are integers."""
+    """Parses admit.lua's reply strictly: it begins with our own decision id, and the rest are integers."""
     if not isinstance(reply, list) or len(reply) != 3 + 3 * len(charges) or reply[0] != decision_id.encode():
         raise _ForeignReplyError("a foreign reply")
     numbers = reply[1:]

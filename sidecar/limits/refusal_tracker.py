@@ -69,14 +69,14 @@ class RefusalTracker:
         self.current: dict[str, _No] = {}
 
     def refused(self, what: str, error: ResponseError, charges: Iterable[LimitCharge], now_s: float) -> None:
-        """Record an error reply. One about a counter that is not in our format says nothing about others."""
+        """Records an error reply. One about a counter that is not in our format says nothing about others."""
         if counts_no_more(error) or not passes(error):
             return
         kinds = frozenset(charge.kind for charge in charges) if is_forbidden(error) else frozenset[Kind]()
         self.current[what] = _No(printable(error), kinds, now_s)
 
     def done(self, what: str, charges: Iterable[LimitCharge]) -> None:
-        """Record that the operation succeeded."""
+        """Records that the operation succeeded."""
         no = self.current.get(what)
         if no is not None and no.kinds <= {charge.kind for charge in charges}:
             del self.current[what]

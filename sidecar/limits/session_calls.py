@@ -27,7 +27,7 @@ class SessionCalls:
         self._counters: dict[str, SlidingWindow] = {}
 
     def charge(self, principal: str) -> None:
-        """Count one call. Raises Refusal RATE_LIMITED if the limit is exceeded."""
+        """Counts one call. Raises Refusal RATE_LIMITED if the limit is exceeded."""
         now_us = int(self._clock() * SECOND_US)
         counter = self._counters.pop(principal, None) or self._fresh(now_us)
         self._counters[principal] = counter

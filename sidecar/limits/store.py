@@ -83,33 +83,33 @@ class CounterStore(Protocol):
         """Whether this instance counts locally, because the store is down."""
 
     def charge_now(self, charges: Charges, decision_id: str) -> Sequence[int] | None:
-        """Reserve without waiting: a `Verdict`'s numbers if all limits had room and were charged. None if nothing was
+        """Reserves without waiting: a `Verdict`'s numbers if all limits had room and were charged. None if nothing was
         charged, because `reserve` must answer: it takes longer, or the call is refused. Raises StoreUnavailable."""
 
     async def reserve(self, charges: Charges, decision_id: str) -> Verdict:
-        """Check all limits, then charge all or none, in one step. Raises StoreUnavailable."""
+        """Checks all limits, then charge all or none, in one step. Raises StoreUnavailable."""
 
     def give_back(self, charges: Charges, decision_id: str) -> None:
-        """Undo a reservation, also one whose reply never came."""
+        """Undos a reservation, also one whose reply never came."""
 
     def release(self, charges: Charges, decision_id: str) -> None:
-        """End a call: return `charges`: its slots and the unspent part of its reservation. Other charges stay."""
+        """Ends a call: return `charges`: its slots and the unspent part of its reservation. Other charges stay."""
 
     def extend(self, charges: Charges, decision_id: str) -> None:
-        """Extend the slots of a running call."""
+        """Extends the slots of a running call."""
 
     async def look(self, charges: Charges) -> tuple[CounterState, ...]:
         """The state of each limit, in order; nothing is charged. Raises StoreUnavailable."""
 
     async def reset(self, charges: Charges) -> None:
-        """Set these counters to unused, except slots, which running calls hold. Raises StoreUnavailable."""
+        """Sets these counters to unused, except slots, which running calls hold. Raises StoreUnavailable."""
 
     async def run(self, script: str, key: str, arguments: Sequence[str]) -> Any:
-        """Run a Lua script on one key that all replicas share, and return its reply; None if the store is not shared.
+        """Runs a Lua script on one key that all replicas share, and returns its reply; None if the store is not shared.
         Raises StoreUnavailable."""
 
     async def ping(self) -> None:
         """Raises StoreUnavailable if the store does not answer in time."""
 
     async def close(self) -> None:
-        """Finish started operations, within a second, and disconnect."""
+        """Finishes started operations, within a second, and disconnect."""

@@ -68,7 +68,7 @@ class StoreConnection:
         return self.wire
 
     def heard(self, error: ResponseError, wire: RedisPipeline) -> None:
-        """Handle a server's reply that another server owns the counters."""
+        """Handles a server's reply that another server owns the counters."""
         if isinstance(error, MovedError) and error.host:
             self._finder.moved((error.host, error.port))
         wire.condemn(type(error).__name__)

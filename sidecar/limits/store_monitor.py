@@ -49,7 +49,7 @@ class StoreMonitor(StoreObserver):
         log.warning(UNTOLD, extra={verb: counts.get(verb, 0) for verb in ("give_back", "release", "charge")})
 
     async def look(self, store: CounterStore) -> None:
-        """Report whether the store is up and which server counts."""
+        """Reports whether the store is up and which server counts."""
         self.metrics.store_up(store.up)
         if store.up is not self._up:
             self._up = store.up

@@ -56,7 +56,7 @@ class NoPrimaryError(RedisError):
 
 @contextmanager
 def understood() -> Iterator[None]:
-    """Guard the parsing of a reply; an unparsable one names no server. redis-py's parser raises more than its own
+    """Guards the parsing of a reply; an unparsable one names no server. redis-py's parser raises more than its own
     errors on malformed error replies, pushes and maps, and a host name may be invalid."""
     try:
         yield
@@ -68,7 +68,7 @@ class Finder:
     """Finds the server that counts."""
 
     async def find(self) -> RedisConnection:
-        """Return an open connection to it. Raises one of `Trouble`."""
+        """Returns an open connection to it. Raises one of `Trouble`."""
         raise NotImplementedError
 
     async def still(self) -> bool:
@@ -76,15 +76,15 @@ class Finder:
         return True
 
     def moved(self, address: Address) -> None:
-        """Note that a server named this address as the one that counts now. Only Cluster nodes may redirect; elsewhere
+        """Notes that a server named this address as the one that counts now. Only Cluster nodes may redirect; elsewhere
         any responder could have our password sent to an address of its choice."""
 
     async def close(self) -> None:
-        """Close the connections to queried nodes."""
+        """Closes the connections to queried nodes."""
 
 
 def finder_of(chosen: StoreSettings) -> Finder:
-    """Build the finder of a store's settings without connecting. Raises SettingsError for unusable files."""
+    """Builds the finder of a store's settings without connecting. Raises SettingsError for unusable files."""
     place = chosen.place
     _check_files(chosen)
     to_store = partial(_connection, chosen, place, chosen.login)

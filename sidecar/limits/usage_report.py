@@ -88,7 +88,7 @@ class UsageReport:
     budgets: Budgets = field(default_factory=Budgets)
 
     def take(self, budgets: Budgets) -> None:
-        """Use new budgets; principals known from the previous ones stay known."""
+        """Uses new budgets; principals known from the previous ones stay known."""
         self._meet()
         self.budgets = budgets
 

@@ -30,7 +30,7 @@ REQUESTS: Final = logging.getLogger("sidecar.request")
 
 
 def begin_logging(format_: LogFormat, worker: str = "") -> None:
-    """Write the log of this process to standard error, warnings and uncaught exceptions of threads included. Each line
+    """Writes the log of this process to standard error, warnings and uncaught exceptions of threads included. Each line
     of a worker has its number."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines() if format_ == "json" else TextLines())
@@ -119,14 +119,14 @@ class RequestLines:
         self._thread.start()
 
     def put(self, fields: Mapping[str, object]) -> None:
-        """Write a line with these fields, soon."""
+        """Writes a line with these fields, soon."""
         if self._waiting.qsize() < MAX_WAITING:
             self._waiting.put((time.time(), fields))
         else:
             self._dropped += 1
 
     def close(self, within_s: float) -> None:
-        """Write what waits, at most for so long."""
+        """Writes what waits, at most for so long."""
         self._closing.set()
         self._waiting.put(None)
         self._thread.join(within_s)

@@ -46,7 +46,7 @@ class RowReader:
         self._saying, self._told = threading.Lock(), True
 
     def read(self, models: Sequence[str], most_bytes: int) -> Mapping[str, Any]:
-        """Read all rows."""
+        """Reads all rows."""
         self._told = False  # what changes from now on may not be among them
         adapter, self._adapter = self._adapter, None  # kept only if it works
         try:
@@ -77,7 +77,7 @@ class RowReader:
         return {"digest": sha256(text).hexdigest(), "rows": len(rows), "cpu_s": time.process_time() - began_s}
 
     def write(self, path: str) -> Mapping[str, Any]:
-        """Write the rows that were read last into a new file."""
+        """Writes the rows that were read last into a new file."""
         try:
             with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
                 file.write(self._text)

@@ -51,7 +51,7 @@ class Attributes:
 
 
 def load_attributes(folder: Path) -> Attributes:
-    """Read the file in the folder of the rules. Raises PolicyError."""
+    """Reads the file in the folder of the rules. Raises PolicyError."""
     path = folder / ATTRIBUTES_FILE
     if not path.exists() and not path.is_symlink():
         return Attributes()

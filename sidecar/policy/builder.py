@@ -56,7 +56,7 @@ class PolicyBuilder:
         return number
 
     def condition(self, text: str) -> Condition | None:
-        """Compile a condition once; None for `-`. Raises Wrong."""
+        """Compiles a condition once; None for `-`. Raises Wrong."""
         if text == NONE:
             return None
         known = self.conditions.get(text)
@@ -65,7 +65,7 @@ class PolicyBuilder:
         return known
 
     def line_at(self, place: Place) -> SourceLine:
-        """Read the line at a place again: positions are kept in memory, lines are not."""
+        """Reads the line at a place again: positions are kept in memory, lines are not."""
         file, number = place
         if self._looked_up[0] != file:
             try:

@@ -89,7 +89,7 @@ class CasbinEngine:
         self._lock = Lock()  # `seen` is replaced for each request
 
     def decide(self, request: Sequence[Any]) -> RowsDecision:
-        """Decide one request, its values in the order of the model's definition."""
+        """Decides one request, its values in the order of the model's definition."""
         if not self._is_asked:  # with no rows, Casbin evaluates the matcher over empty texts (threats K1)
             return RowsDecision(self._effect.allows_by_default)
         try:
@@ -100,7 +100,7 @@ class CasbinEngine:
         return RowsDecision(allowed, (self._numbers[id(row)],) if row and self._decides(row, allowed) else ())
 
     def matching(self, request: Sequence[Any]) -> tuple[Sequence[int], str]:
-        """Return the rows that match, and why the evaluation of the one after them failed; "" if none did."""
+        """Returns the rows that match, and why the evaluation of the one after them failed; "" if none did."""
         if not self._has_rows:
             return (), ""
         seen = _Seen()
@@ -163,7 +163,7 @@ class _Seen:
 def _enforcer(
     model: StockModel, roles: Mapping[str, HasRole], functions: Mapping[str, Callable[..., Any]]
 ) -> casbin.Enforcer:
-    """Return an enforcer without an adapter, with our role managers and functions."""
+    """Returns an enforcer without an adapter, with our role managers and functions."""
     made, suffix = CasbinModel(), model.suffix
     made.logger = _SILENT
     made.add_def("r", f"r{suffix}", ", ".join(model.request))
@@ -185,7 +185,7 @@ def _enforcer(
 
 
 def _function(compiled: Callable[[str], Callable[..., Any]], kept: int) -> Callable[..., Any]:
-    """Return a function of a text and a pattern, which keeps some patterns."""
+    """Returns a function of a text and a pattern, which keeps some patterns."""
     compiled = lru_cache(kept)(getattr(compiled, "__wrapped__", compiled))
 
     def call(text: object, pattern: str, *others: str) -> Any:
@@ -215,11 +215,11 @@ class OwnRows:
         self._engine = CasbinEngine(_stock_model(model), rows, roles, _OWN_FUNCTIONS, idle=idle)
 
     def matching(self, asked: RowTest) -> tuple[Sequence[int], str]:
-        """Return the rows that match but for expiry and condition, as `CasbinEngine.matching` does."""
+        """Returns the rows that match but for expiry and condition, as `CasbinEngine.matching` does."""
         return self._engine.matching(self._values(asked, RowContext(0.0, None)))
 
     def decide(self, asked: RowTest, outcomes: Mapping[str, object], now_s: float) -> RowsDecision:
-        """Decide a request. `outcomes` are those of the conditions, by text, of the rows that match but for them."""
+        """Decides a request. `outcomes` are those of the conditions, by text, of the rows that match but for them."""
         return self._engine.decide(self._values(asked, RowContext(now_s, outcomes)))
 
     def _values(self, asked: RowTest, context: RowContext) -> list[object]:

@@ -98,7 +98,7 @@ def _facet(part: Node) -> Facet | None:
 
 
 def _atom(atom: Node) -> tuple[str, str] | None:
-    """Return the field and the column that an atom compares; None if it is not such a comparison."""
+    """Returns the field and the column that an atom compares; None if it is not such a comparison."""
     match atom:
         case (
             Equality(Name("r", field), Name("p", column))
@@ -154,7 +154,7 @@ def _call(call: FunctionCall, table: RowTable, ways: Mapping[str, RolePaths]) ->
 
 
 def _linked(call: FunctionCall, table: RowTable, ways: Mapping[str, RolePaths]) -> Check:
-    """Compile `g` or `g2`: true for equal or linked names. The caller's roles in its own domain are already known."""
+    """Compiles `g` or `g2`: true for equal or linked names. The caller's roles in its own domain are already known."""
     linked = ways[call.function]
     member, container = (_term(argument, table) for argument in call.arguments[:2])
     domain = _term(call.arguments[2], table) if len(call.arguments) == 3 else None

@@ -86,7 +86,7 @@ class ConditionContext(NamedTuple):
     roles_of: Callable[[Principal], frozenset[str]]
 
     def variable(self, name: str) -> Any:
-        """Return the value of a variable, computed on first use."""
+        """Returns the value of a variable, computed on first use."""
         match name:
             case "args":
                 return self.args
@@ -132,13 +132,13 @@ class Condition:
         return any(path[:2] in (("call",), ("call", "meta")) for path in self.paths)
 
     def run(self, scene: ConditionContext, units: float = MAX_UNITS) -> Evaluation:
-        """Evaluate it with what is left of the decision's `units`. Missing values are not among what was read, and
+        """Evaluates it with what is left of the decision's `units`. Missing values are not among what was read, and
         `now` is in seconds. Never raises for input that a caller can send."""
         ran = None if self.plain is None else self.plain.run(scene, units)
         return self.evaluate(scene, units) if ran is None else ran
 
     def evaluate(self, scene: ConditionContext, units: float) -> Evaluation:
-        """Evaluate it in CEL's runtime."""
+        """Evaluates it in CEL's runtime."""
         read: dict[str, Any] = {}
         try:
             data = _cut({name: scene.variable(name) for name in self.tree}, self.tree, read)
@@ -153,7 +153,7 @@ class Condition:
         return "true" if value is True else "false" if value is False else "error", read, units
 
     def _cost(self, data: Mapping[str, Any]) -> float:
-        """Return the upper bound of one run's cost, in units."""
+        """Returns the upper bound of one run's cost, in units."""
         nodes, chars = _size(data.values())
         units = nodes * UNITS_PER_NODE + chars * self.per_char + (chars * chars * self.per_square)
         syntax = self.syntax
@@ -191,7 +191,7 @@ class Language:
         return cel.NewEnv(variables=types, functions=[cel.FunctionDecl("has_role", [has_role])])
 
     def compile(self, text: str) -> Condition:
-        """Compile a condition. Raises Wrong with the position inside the text."""
+        """Compiles a condition. Raises Wrong with the position inside the text."""
         if len(text) > MAX_CONDITION_CHARS:
             raise Wrong("P401", f"a condition has at most {MAX_CONDITION_CHARS} characters")
         serialized = parsed(text)
@@ -300,7 +300,8 @@ def _outermost(paths: set[Path]) -> tuple[Path, ...]:
 
 
 def _cut(value: Any, tree: _Tree, read: dict[str, Any]) -> Any:
-    """Return the part of the value that the tree reads; add the values at the tree's leaves to `read`, by path."""
+    """Returns the part of the value that the tree reads, and adds the values at the tree's leaves to `read`, by
+    path."""
     if not isinstance(value, dict):
         return value
     cut = {}
@@ -324,7 +325,7 @@ def _at(value: Any, path: Path) -> Any:
 
 
 def _size(values: Iterable[Any]) -> tuple[int, int]:
-    """Return the number of nodes and of characters in some values. Stops above what any budget allows."""
+    """Returns the number of nodes and of characters in some values. Stops above what any budget allows."""
     nodes = chars = 0
     level = [*values]
     for _ in range(MAX_DEPTH):

@@ -225,11 +225,11 @@ class Engine:
         return self.decide(chain, question, now_s, "list").allowed
 
     def reconsider(self, chain: Chain, question: Question, now_s: float) -> Decision:
-        """Decide as `may_list` does, with reasons: for a call allowed earlier whose arguments were not kept."""
+        """Decides as `may_list` does, with reasons: for a call allowed earlier whose arguments were not kept."""
         return self.decide(chain, question, now_s, "list")
 
     def survey(self, chain: Chain, question: Question, now_s: float) -> tuple[PossibleAnswer, Decision]:
-        """Return what calls get, whatever they will write, with the most favourable decision. No limit is checked."""
+        """Returns what calls get, whatever they will write, with the most favourable decision. No limit is checked."""
         best = self.decide(chain, question, now_s, "list")
         if not best.allowed:
             return "deny", best
@@ -241,15 +241,15 @@ class Engine:
         return ("conditional" if any(_demanding(best.links, question.action)) else "allow"), best
 
     def enter(self, chain: Chain, question: Question, now_s: float) -> Decision:
-        """Decide a session call on an MCP server (CONTRACT 1.4).
+        """Decides a session call on an MCP server (CONTRACT 1.4).
 
         Any live allow row of the last principal on that server opens it, whatever its actions and conditions; a deny
         row on it closes it. No row's limit is charged: `session_calls_per_minute` bounds these calls."""
         return self.decide(chain, question, now_s, "session")
 
     def objection(self, approvers: Iterable[Principal], chain: Chain, decision: Decision) -> str:
-        """Return why these principals cannot give the approvals that a decision needs; "" if they can. Each must be one
-        that may approve; together they must have all roles that the rules name."""
+        """Returns why these principals cannot give the approvals that a decision needs; "" if they can. Each must be
+        one that may approve; together they must have all roles that the rules name."""
         open_roles = roles = {rule.approval.role for rule in decision.approvals if rule.approval is not None}
         for approver in approvers:
             if barred := self.barred(approver, chain, roles):
@@ -258,7 +258,7 @@ class Engine:
         return f"no one with {' and '.join(sorted(open_roles))} has approved it" if open_roles else ""
 
     def barred(self, person: Principal, chain: Chain, roles: Collection[str]) -> str:
-        """Return why a person cannot approve a call of the chain for one of these roles; "" for a user who has one of
+        """Returns why a person cannot approve a call of the chain for one of these roles; "" for a user who has one of
         them and stands nowhere in the chain."""
         if not person.name.startswith("user:"):
             return f"{person.name} is not a person"
@@ -271,26 +271,26 @@ class Engine:
         )
 
     def names(self) -> Iterator[str]:
-        """Yield every subject and object of the rows and every member of a role or set; some more than once."""
+        """Yields every subject and object of the rows and every member of a role or set; some more than once."""
         for docket in self._dockets.values():
             yield from docket.names()
         yield from self._members
 
     def names_after(self, prefix: str, after: str) -> Iterator[str]:
-        """Return the `names` that begin with `prefix`, in order, from the first one after `after`; some more than once,
-        and patterns among them. The first call sorts names."""
+        """Returns the `names` that begin with `prefix`, in order, from the first one after `after`; some more than
+        once, and patterns among them. The first call sorts names."""
         names = merge(*(_from(names, prefix, after) for names in self._all_names()))
         return takewhile(lambda name: name.startswith(prefix), names)
 
     def names_with(self, prefix: str, more: Iterable[str] = ()) -> Iterator[list[str]]:
-        """Yield the `names` and `more` that begin with `prefix`, in order, each once, and without patterns: as many at
+        """Yields the `names` and `more` that begin with `prefix`, in order, each once, and without patterns: as many at
         a time as take a millisecond, so that other work can run in between."""
         lists = *self._all_names(), sorted(set(more))
         for block in _merged([(names, *_bounds(names, prefix)) for names in lists]):
             yield [name for name in block if WILDCARD not in name] if WILDCARD in "".join(block) else block
 
     def names_around(self, name: str, prefix: str, most: int) -> set[str]:
-        """Return those of the `names` with `prefix` that would stand next to a name: at most so many of each kind."""
+        """Returns those of the `names` with `prefix` that would stand next to a name: at most so many of each kind."""
         found: set[str] = set()
         for names in self._all_names():
             first, end = _bounds(names, prefix)
@@ -331,13 +331,13 @@ class Engine:
         return docket.may_allow_more(last, question.object, question.action, open_roles=False)
 
     def rules_of(self, name: str) -> Iterator[RuleRef]:
-        """Yield the rules whose subject or object is exactly this text: a name, a role, a set or a pattern. Those of a
+        """Yields the rules whose subject or object is exactly this text: a name, a role, a set or a pattern. Those of a
         Casbin model are left out."""
         for table in self.source.tables.values():
             yield from map(table.rule, table.rows_with(name))
 
     def rules_about(self, principal: Principal, link: Link, most: int) -> Iterator[RuleRef]:
-        """Yield rules of a link's kind that name its subject, or its object: up to `most`, half of them of each. Those
+        """Yields rules of a link's kind that name its subject, or its object: up to `most`, half of them of each. Those
         of a Casbin model are left out."""
         policy = self._dockets[link.kind]
         if isinstance(policy, KindPolicy):
@@ -357,14 +357,14 @@ class Engine:
         return self._allowed_patterns
 
     def casbin(self, kind: PermissionKind) -> StockPolicy | None:
-        """Return what decides a kind whose model is not our own; None for the others."""
+        """Returns what decides a kind whose model is not our own; None for the others."""
         return self._casbin.get(kind)
 
     def subject_of(self, principal: Principal) -> PolicySubject:
         return self._askers.asker(principal)
 
     def forget(self) -> None:
-        """Clear the caches, for measuring the cost of a decision."""
+        """Clears the caches, for measuring the cost of a decision."""
         self._askers.forget()
         self._chains.clear()
         self._cases.forget()
@@ -389,7 +389,7 @@ class Engine:
         return subjects
 
     def _links(self, subjects: Sequence[PolicySubject], question: Question) -> Iterator[LinkRows]:
-        """Find the rows of each link in order, the request itself last; then those of the guardrails, where there are
+        """Finds the rows of each link in order, the request itself last; then those of the guardrails, where there are
         any, for each principal about the final object and every NHI after it."""
         last = len(subjects) - 1
         for place, subject in enumerate(subjects):
@@ -419,7 +419,7 @@ class Engine:
         outcomes: tuple[LinkOutcome, ...],
         now_s: float,
     ) -> Result:
-        """Decide every link of a case by the outcomes of its conditions, and keep the result."""
+        """Decides every link of a case by the outcomes of its conditions, and keeps the result."""
         last, at = len(subjects) - 1, 0
         answers: list[LinkAnswer] = []
         ran: list[tuple[str, Ran, Link]] = []
@@ -480,7 +480,7 @@ class Engine:
 
 
 def _limits(subjects: Sequence[PolicySubject], action: str, rules: Iterable[RuleRef]) -> tuple[RowLimit, ...]:
-    """Return the limits that the call is charged to. A rule of several rows counts once."""
+    """Returns the limits that the call is charged to. A rule of several rows counts once."""
     if action in STOPPING:
         # A caller that has used up a limit on `use` can still stop its own work: only a rule that names it counts.
         rules = [rule for rule in rules if action in named_actions(rule.actions)]
@@ -494,7 +494,7 @@ def _limits(subjects: Sequence[PolicySubject], action: str, rules: Iterable[Rule
 
 
 def _demanding(links: Iterable[Link], action: str) -> Iterator[RuleRef]:
-    """Yield the rules that demand an approval of this call. What follows a call (`tasks/get` after `message/send`)
+    """Yields the rules that demand an approval of this call. What follows a call (`tasks/get` after `message/send`)
     needs one only by a rule that names that action, as with limits."""
     for link in links:
         for rule in link.rules:
@@ -513,7 +513,7 @@ def _bounds(names: Sequence[str], prefix: str) -> tuple[int, int]:
 
 
 def _merged(ranges: Iterable[tuple[Sequence[str], int, int]]) -> Iterator[list[str]]:
-    """Yield what ranges of sorted lists hold, in order, each once: at most a block of each list at a time."""
+    """Yields what ranges of sorted lists hold, in order, each once: at most a block of each list at a time."""
     left = [one for one in ranges if one[1] < one[2]]
     while left:
         bound = min((names[at + BLOCK] for names, at, end in left if at + BLOCK < end), default=None)
@@ -537,7 +537,7 @@ def _nhi_kind(subject: PolicySubject) -> PermissionKind:
 
 
 def _last_kind(subject: PolicySubject, question: Question) -> PermissionKind:
-    """Return the kind of the last link: of a tool, prompt, resource or MCP server; else of an agent."""
+    """Returns the kind of the last link: of a tool, prompt, resource or MCP server; else of an agent."""
     if question.server or question.object.startswith(ON_SERVERS):
         return PermissionKind.AGENT_TO_TOOL
     return _nhi_kind(subject)

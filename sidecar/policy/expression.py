@@ -89,7 +89,7 @@ class ExpressionError(NamedTuple):
 
 
 def read_matcher(matcher: str) -> tuple[Node | None, list[ExpressionError]]:
-    """Return the tree, as far as it could be built, and everything that a matcher must not contain."""
+    """Returns the tree, as far as it could be built, and everything that a matcher must not contain."""
     if "#" in matcher or ";" in matcher or not matcher.isascii():
         return None, [ExpressionError("a matcher holds no comments and only ASCII")]
     try:
@@ -104,7 +104,7 @@ def read_matcher(matcher: str) -> tuple[Node | None, list[ExpressionError]]:
 
 
 def parsed(text: str) -> ast.expr:
-    """Parse a Python expression. CPython 3.11 has one recursion count for all threads: while another thread parses, it
+    """Parses a Python expression. CPython 3.11 has one recursion count for all threads: while another thread parses, it
     can raise SystemError for valid text, so the text is parsed again. Raises SyntaxError, ValueError, RecursionError or
     MemoryError for invalid text."""
     for _ in range(PARSE_ATTEMPTS - 1):
@@ -149,7 +149,7 @@ def calls_in(tree: Node) -> Iterator[FunctionCall]:
 
 
 def written(node: Node) -> str:
-    """Return the expression in Casbin's form with Casbin's internal names (`r_sub`), as its evaluator takes it."""
+    """Returns the expression in Casbin's form with Casbin's internal names (`r_sub`), as its evaluator takes it."""
     match node:
         case Equality(left, right):
             return f"{_term(left)} == {_term(right)}"
@@ -247,7 +247,7 @@ class _ExpressionReader:
         return FunctionCall(name, tuple(map(self._term, tree.args)))
 
     def _foreign(self, tree: ast.Compare) -> ForeignNode:
-        """Convert ordering, membership and string concatenation, which pycasbin evaluates and we do not compile."""
+        """Converts ordering, membership and string concatenation, which pycasbin evaluates and we do not compile."""
         terms = []
         for node in ast.walk(tree):
             if not isinstance(node, _OPERATORS + _LEAVES):

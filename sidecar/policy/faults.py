@@ -43,11 +43,11 @@ class Faults:
             self.warnings.append(fault)
 
     def whole(self, code: str, message: str, file: str, hint: str = "") -> None:
-        """Report a fault of a whole file: missing, unknown or empty."""
+        """Reports a fault of a whole file: missing, unknown or empty."""
         self.error(code, message, SourceLine(file, 0, ""), hint=hint)
 
 
 def shown(text: str) -> str:
-    """Return a value for use in a message: shortened, without terminal control characters."""
+    """Returns a value for use in a message: shortened, without terminal control characters."""
     cut = text if len(text) <= 80 else text[:77] + "..."
     return f'"{visible(cut)}"'

@@ -54,7 +54,7 @@ class PolicyFile:
 
 
 def policy_files(folder: Path, faults: Faults, named: Container[Path] = ()) -> list[PolicyFile]:
-    """Return the files of rows under a folder, without those that the settings name (absolute paths)."""
+    """Returns the files of rows under a folder, without those that the settings name (absolute paths)."""
     if not folder.is_dir():
         faults.whole("P001", "this folder is not there", str(folder))
         return []
@@ -99,7 +99,7 @@ def left_by_an_editor(name: str) -> bool:
 
 
 def read_text(path: Path, faults: Faults) -> str | None:
-    """Return the text of one file, or None with a fault. Pipes and devices, which could block, are never opened."""
+    """Returns the text of one file, or None with a fault. Pipes and devices, which could block, are never opened."""
     try:
         if not stat.S_ISREG(path.stat().st_mode):
             faults.whole("P001", "not a regular file", str(path))
@@ -116,7 +116,7 @@ def read_text(path: Path, faults: Faults) -> str | None:
 
 
 def _walk(folder: Path, faults: Faults) -> Iterator[Path]:
-    """Yield files under the folder, ordered by name. A folder already visited (through a link upwards) is skipped."""
+    """Yields files under the folder, ordered by name. A folder already visited (through a link upwards) is skipped."""
     entered: set[tuple[int, int]] = set()
     todo = [folder]
     while todo:

@@ -69,7 +69,7 @@ class Wrong(Exception):
 
 
 def subject(text: str, kind: PermissionKind) -> str:
-    """Parse `user:…`, `nhi:…` (patterns), `role:…` (exact), `anonymous` or `*`, as far as the kind permits them."""
+    """Parses `user:…`, `nhi:…` (patterns), `role:…` (exact), `anonymous` or `*`, as far as the kind permits them."""
     _check_ascii(text)
     word, colon, rest = text.partition(":")
     allowed = SUBJECTS[kind]
@@ -83,12 +83,12 @@ def subject(text: str, kind: PermissionKind) -> str:
 
 
 def object_(text: str, kind: PermissionKind) -> str:
-    """Parse `tool:<server>/<tool>` and similar (patterns), `nhi:<name>` (pattern), `set:<name>` (exact) or `*`."""
+    """Parses `tool:<server>/<tool>` and similar (patterns), `nhi:<name>` (pattern), `set:<name>` (exact) or `*`."""
     return text if text == "*" else _thing(text, OBJECTS[kind])
 
 
 def home_of(subject_: str, obj: str) -> PermissionKind | None:
-    """Return the permission kind of a row with this subject and object; None if no kind has such rows."""
+    """Returns the permission kind of a row with this subject and object; None if no kind has such rows."""
     for kind in (_USER, _NHI, _TOOL):
         try:
             subject(subject_, kind)
@@ -100,7 +100,7 @@ def home_of(subject_: str, obj: str) -> PermissionKind | None:
 
 
 def member(text: str) -> str:
-    """Parse a member of a role: `user:…`, `nhi:…` or `role:…`, exactly."""
+    """Parses a member of a role: `user:…`, `nhi:…` or `role:…`, exactly."""
     return _named(text, ("user", "nhi", "role"))
 
 
@@ -109,7 +109,7 @@ def role(text: str) -> str:
 
 
 def element(text: str) -> str:
-    """Parse an element of a set: any exact object, or another set."""
+    """Parses an element of a set: any exact object, or another set."""
     _check_exact(text)
     return _thing(text, _THINGS)
 
@@ -119,7 +119,7 @@ def set_(text: str) -> str:
 
 
 def action(text: str) -> str:
-    """Parse one action, `use`, or a pattern that matches some action."""
+    """Parses one action, `use`, or a pattern that matches some action."""
     _check_ascii(text)
     if text != USE and not any(glob(known, text) for known in ACTIONS):
         hint = meant(text, {*ACTIONS, USE}) or "`use` stands for the usual ones"
@@ -128,7 +128,7 @@ def action(text: str) -> str:
 
 
 def actions(text: str) -> tuple[str, list[Wrong]]:
-    """Parse a `|` list: returns it without duplicates and with `use` written out, and what is wrong in it."""
+    """Parses a `|` list: returns it without duplicates and with `use` written out, and what is wrong in it."""
     words: dict[str, None] = {}
     wrong: list[Wrong] = []
     at = 0
@@ -146,7 +146,7 @@ def actions(text: str) -> tuple[str, list[Wrong]]:
 
 
 def effect(text: str) -> Literal["allow", "deny"]:
-    """Parse exactly `allow` or `deny`: Casbin ignores rows with any other word (threats K4)."""
+    """Parses exactly `allow` or `deny`: Casbin ignores rows with any other word (threats K4)."""
     if text == "allow":
         return "allow"
     if text == "deny":
@@ -156,7 +156,7 @@ def effect(text: str) -> Literal["allow", "deny"]:
 
 
 def expires_at(text: str) -> float | None:
-    """Parse an expiry time into seconds since the epoch; None for `-`. Its year in UTC must be 1 to 9999."""
+    """Parses an expiry time into seconds since the epoch; None for `-`. Its year in UTC must be 1 to 9999."""
     try:
         return None if text == NONE else seconds_of(text)
     except ValueError:
@@ -165,7 +165,7 @@ def expires_at(text: str) -> float | None:
 
 
 def domain(text: str) -> str:
-    """Parse the namespace of an issuer, exactly: patterns here have granted access across tenants (threats K13)."""
+    """Parses the namespace of an issuer, exactly: patterns here have granted access across tenants (threats K13)."""
     if text == NONE or _DOMAIN.fullmatch(text):
         return text
     raise Wrong(
@@ -174,7 +174,7 @@ def domain(text: str) -> str:
 
 
 def limit(text: str, effect: str) -> int | None:
-    """Parse a limit in calls per hour; None for `-`. 0 is refused, because it would act as a deny."""
+    """Parses a limit in calls per hour; None for `-`. 0 is refused, because it would act as a deny."""
     if text == NONE:
         return None
     if effect == "deny":
@@ -185,12 +185,12 @@ def limit(text: str, effect: str) -> int | None:
 
 
 def approval_within(text: str) -> float:
-    """Parse how long an approver has to answer, into seconds."""
+    """Parses how long an approver has to answer, into seconds."""
     return _duration(text, MIN_WITHIN_S, "write 15m, from 10s to 7d")
 
 
 def approval_valid(text: str) -> float | None:
-    """Parse how long an approval may be used, into seconds; None for `once`."""
+    """Parses how long an approval may be used, into seconds; None for `once`."""
     return None if text == ONCE else _duration(text, 1.0, "write once, or 1h, from 1s to 7d")
 
 
@@ -203,18 +203,18 @@ def _duration(text: str, at_least_s: float, hint: str) -> float:
 
 
 def named_actions(actions: tuple[str, ...]) -> tuple[str, ...]:
-    """Return those of a rule's actions that it names one by one: none if it is on `use`."""
+    """Returns those of a rule's actions that it names one by one: none if it is on `use`."""
     return () if set(USED) <= set(actions) else actions
 
 
 def duration_text(seconds: float) -> str:
-    """Return a duration as rows have it, such as 15m."""
+    """Returns a duration as rows have it, such as 15m."""
     word, size = next((word, size) for word, size in reversed(_SECONDS.items()) if seconds % size == 0)
     return f"{seconds / size:g}{word}"
 
 
 def person(text: str) -> str:
-    """Parse who may give an approval."""
+    """Parses who may give an approval."""
     if not text.startswith("user:"):
         raise Wrong("", f"{shown(text)} is not a person", "write user:<id>")
     return member(text)
@@ -294,7 +294,7 @@ def _check_exact(text: str) -> None:
 
 
 def _check_ascii(text: str) -> None:
-    """Raise Wrong for non-ASCII text, which can look like other text, such as a Cyrillic letter among Latin ones."""
+    """Raises Wrong for non-ASCII text, which can look like other text, such as a Cyrillic letter among Latin ones."""
     if text.isascii():
         return
     for offset, character in enumerate(text):

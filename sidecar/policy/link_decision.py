@@ -217,14 +217,15 @@ class KindPolicy:
         return self._names_in("sub", rows, pattern, self._roles)
 
     def rules_about(self, subject: PolicySubject, obj: str, most: int) -> Iterator[RuleRef]:
-        """Yield rules with the subject or its roles, then those with the object: up to `most`, half of them of each."""
+        """Yields rules with the subject or its roles, then those with the object: up to `most`, half of them of
+        each."""
         of_subject = self._matcher.of_subject(RowTest(subject.name, "", "", subject.domain, subject.roles))
         of_object = self._matcher.of_object(RowTest("", obj, "", "", frozenset()))
         rows = dict.fromkeys((*islice(of_subject, most // 2), *islice(of_object, most // 2)))
         return map(self.table.rule, rows)
 
     def _names_in(self, column: str, rows: Iterable[int], pattern: str, ways: RolePaths) -> Set[str] | None:
-        """Return the names that a column of the allow rows among some holds, those in its roles or sets too."""
+        """Returns the names that a column of the allow rows among some holds, those in its roles or sets too."""
         table, found = self.table, set[str]()
         if not self._compares_names:
             return None if len(table) else found
@@ -254,7 +255,7 @@ class KindPolicy:
         return False
 
     def _open_rows(self, column: str, pattern: str, *, open_roles: bool) -> Sequence[int]:
-        """Return the allow rows whose text in a column is a pattern that meets another one, or an open role."""
+        """Returns the allow rows whose text in a column is a pattern that meets another one, or an open role."""
         key = column, pattern, open_roles
         if (known := self._open.get(key)) is not None:
             return known
@@ -294,7 +295,7 @@ class KindPolicy:
         return LinkRows(self, subject, obj, act, place, lends, rows, some, ordered, ends)
 
     def judge(self, found: LinkRows, outcomes: Sequence[LinkOutcome], now_s: float) -> LinkAnswer:
-        """Decide one link. `outcomes` are those of its conditions."""
+        """Decides one link. `outcomes` are those of its conditions."""
         asker, obj, act = found.subject, found.object, found.action
         rows, some, flags = found.rows, found.some, self.table.flags
         by_text = _NO_OUTCOMES
@@ -338,7 +339,7 @@ class KindPolicy:
     def opened(
         self, answer: LinkAnswer, asker: PolicySubject, server: str, now_s: float
     ) -> tuple[LinkAnswer, Iterable[float]]:
-        """Return the answer to a session call (CONTRACT 1.4): unchanged, unless a live grant on the server opens it;
+        """Returns the answer to a session call (CONTRACT 1.4): unchanged, unless a live grant on the server opens it;
         and the times at which that may change."""
         link, table = answer.link, self.table
         if link.allowed or link.reason is Reason.DENIED_BY_RULE:
@@ -365,7 +366,7 @@ class KindPolicy:
         return answer._replace(link=link, roles=roles, until=until), ends
 
     def _candidates(self, asker: PolicySubject, obj: str, act: str) -> list[int] | None:
-        """Return the rows that match but for expiry and condition; None if they are not known."""
+        """Returns the rows that match but for expiry and condition; None if they are not known."""
         name = asker.name
         anonymous = name == ANONYMOUS and self.kind is not PermissionKind.NHI_TO_NHI
         if not act or not (anonymous or name.startswith(self._subjects)) or not obj.startswith(self._objects):
@@ -385,7 +386,7 @@ class KindPolicy:
         now_s: float,
         ours: tuple[bool, list[int]],
     ) -> tuple[bool, list[int]] | None:
-        """Return pycasbin's verdict, or ours if it is the same; None if it fails, or differs where both must agree."""
+        """Returns pycasbin's verdict, or ours if it is the same; None if it fails, or differs where both must agree."""
         asker = found.subject
         asked = RowTest(asker.name, found.object, found.action, asker.domain, asker.roles)
         decided = casbin.decide(asked, outcomes, now_s)
@@ -417,7 +418,7 @@ class KindPolicy:
         return LinkSides(allows, denies, would, nearly)
 
     def _verdict(self, allows: list[int], denies: list[int]) -> tuple[bool, list[int]]:
-        """Return whether the effect allows the request, and the rows that decide."""
+        """Returns whether the effect allows the request, and the rows that decide."""
         if self._effect == ALLOW_AND_DENY:
             return bool(allows) and not denies, denies or allows
         if self._effect == DENY_OVERRIDE:
@@ -442,7 +443,7 @@ _COMPARED = {"sub": ("sub", "g"), "obj": ("obj", "g2")}
 
 
 def _reason(nearly: Sequence[tuple[bool, bool]]) -> Reason:
-    """Return the reason of a denial (CONTRACT 6): an expired grant that would have held, an unmet condition, or no
+    """Returns the reason of a denial (CONTRACT 6): an expired grant that would have held, an unmet condition, or no
     rule. `nearly` are the (live, holds) of the allow rows that matched otherwise."""
     if any(holds and not live for live, holds in nearly):
         return Reason.EXPIRED

@@ -44,7 +44,7 @@ class Index:
 
 
 def index_of(model: Model, table: RowTable) -> Index:
-    """Build the index, once per load. Takes seconds for a million rows, and holds the GIL while sorting."""
+    """Builds the index, once per load. Takes seconds for a million rows, and holds the GIL while sorting."""
     facets = plan_of(model).index
     nothing = array("I", bytes(4 * len(table)))
     first = table.column(facets[0].column) if facets else nothing
@@ -80,7 +80,7 @@ class Matcher:
         self._servers: dict[str, tuple[frozenset[int], tuple[tuple[int, int], ...]]] = {}
 
     def rows(self, asked: RowTest) -> list[int]:
-        """Return the matching rows, in no particular order."""
+        """Returns the matching rows, in no particular order."""
         found = self._indexed(asked)
         if found and self.by_action:
             found = self._of_action(asked.act, found)
@@ -91,19 +91,19 @@ class Matcher:
         return found
 
     def of_subject(self, asked: RowTest) -> Iterator[int]:
-        """Yield the rows whose subject is this caller, if the first facet compares it."""
+        """Yields the rows whose subject is this caller, if the first facet compares it."""
         if self._first is not None:
             begins, rows = self._index.begins, self._index.rows
             for text in self._first.texts(asked):
                 yield from rows[begins[text] : begins[text + 1]]
 
     def of_object(self, asked: RowTest) -> Iterator[int]:
-        """Yield the rows whose object is this one, if the second facet compares it. Reads the whole column."""
+        """Yields the rows whose object is this one, if the second facet compares it. Reads the whole column."""
         if self._second is not None:
             yield from rows_with(self._table.obj, self._second.texts(asked))
 
     def on_server(self, asked: RowTest, server: str) -> Iterator[int]:
-        """Yield the rows whose subject is this caller and whose object is the server or something on it, as far as the
+        """Yields the rows whose subject is this caller and whose object is the server or something on it, as far as the
         index can tell; none if the matcher does not compare the subject alone."""
         first, index = self._first, self._index
         if first is None or first.facet.field != "sub":
@@ -152,7 +152,7 @@ class Matcher:
         return found
 
     def _of_action(self, act: str, rows: list[int]) -> list[int]:
-        """Return the rows whose action list contains this action, with one check per row shape."""
+        """Returns the rows whose action list contains this action, with one check per row shape."""
         known = self._actions.get(act)
         if known is None:
             if len(self._actions) >= MAX_ACTIONS:
@@ -180,7 +180,7 @@ class Matcher:
                 at += 1
 
     def _texts_on(self, server: str) -> tuple[frozenset[int], tuple[tuple[int, int], ...]]:
-        """Return the objects on a server: single texts (patterns, sets, the server itself), and runs of texts."""
+        """Returns the objects on a server: single texts (patterns, sets, the server itself), and runs of texts."""
         if (known := self._servers.get(server)) is not None:
             return known
         texts = self._table.texts.texts
@@ -227,7 +227,7 @@ class _Side:
         return found
 
     def meeting(self, server: str, prefixes: Iterable[str]) -> Iterator[int]:
-        """Yield the texts that match the server as a whole or, as a pattern or a set, something on it."""
+        """Yields the texts that match the server as a whole or, as a pattern or a set, something on it."""
         whole = f"nhi:{server}"
         yield from self._patterns.matches(whole)
         for prefix in prefixes:
@@ -237,7 +237,7 @@ class _Side:
 
 
 def rows_with(column: array[int], numbers: Sequence[int]) -> Iterator[int]:
-    """Yield the rows that have one of these numbers in a column."""
+    """Yields the rows that have one of these numbers in a column."""
     if len(numbers) <= SEARCHED:
         for number in numbers:
             yield from places_of(column, number)

@@ -133,7 +133,8 @@ def own_model(kind: PermissionKind, file: str, entries: Mapping[str, ModelEntry]
 
 
 def model_entries(file: str, text: str, faults: Faults) -> dict[str, ModelEntry]:
-    r"""Return the `key = value` entries by key. A `\\` at the end of a line continues it, as in Casbin's own reader."""
+    r"""Returns the `key = value` entries by key. A `\\` at the end of a line continues it, as in Casbin's own
+    reader."""
     entries: dict[str, ModelEntry] = {}
     section, pending = "", ""
     start: SourceLine | None = None
@@ -174,7 +175,7 @@ def _keep_entry(section: str, content: str, line: SourceLine, entries: dict[str,
 
 
 def _names(entries: Mapping[str, ModelEntry], key: str, needed: tuple[str, ...], message: str) -> tuple[str, ...]:
-    """Return the names of a definition in order; `dom` may be among them."""
+    """Returns the names of a definition in order; `dom` may be among them."""
     if key not in entries:
         return needed
     names = entries[key].parts

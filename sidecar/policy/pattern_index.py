@@ -75,7 +75,7 @@ class PatternIndex:
         return found
 
     def meeting(self, prefix: str) -> list[int]:
-        """Return the patterns that match some text with this prefix, except those that begin with it themselves."""
+        """Returns the patterns that match some text with this prefix, except those that begin with it themselves."""
         heads = (self._by_head.get(prefix[:length]) for length in self._lengths if length < len(prefix))
         return [
             number
@@ -108,7 +108,7 @@ def _between(text: str, between: _Between) -> Iterator[int]:
 
 
 def _beginning(text: str, between: _Between) -> Iterator[tuple[tuple[str, ...], int]]:
-    """Yield the patterns whose first inner piece occurs in the text."""
+    """Yields the patterns whose first inner piece occurs in the text."""
     firsts: set[str] = set()
     for begin, lengths in between.lengths.items():
         at = text.find(begin)

@@ -42,7 +42,7 @@ class NamePattern:
         self._longest = max(middle, key=len, default="")
 
     def among(self, texts: Sequence[str]) -> Sequence[str]:
-        """Return the texts that the pattern matches. All are taken through one step before the next one begins."""
+        """Returns the texts that the pattern matches. All are taken through one step before the next one begins."""
         head, tail, longest = self._head, self._tail, self._longest
         if head:
             texts = [text for text in texts if text.startswith(head)]

@@ -108,7 +108,7 @@ class PlainCondition(NamedTuple):
     units: float
 
     def run(self, scene: ConditionContext, units: float) -> tuple[Ran, Mapping[str, Any], float] | None:
-        """Return the outcome, the inputs by dotted path, and what is left of `units`; None if inputs are not plain."""
+        """Returns the outcome, the inputs by dotted path, and what is left of `units`; None if inputs are not plain."""
         test, groups, own_units = self
         left = units - own_units
         inputs: Inputs = {}
@@ -153,7 +153,7 @@ class PlainCondition(NamedTuple):
 
 
 def _units_inside(whole: list[Any] | dict[str, Any]) -> float | None:
-    """Return the units of what a list or map holds; None if that is not plain, or too much."""
+    """Returns the units of what a list or map holds; None if that is not plain, or too much."""
     units, count = 0.0, 0
     level: list[Any] = [whole]
     for _ in range(MAX_LEVELS):
@@ -185,7 +185,7 @@ class _NotPlainError(Exception):
 
 
 def plain_condition(serialized: bytes) -> PlainCondition | None:
-    """Compile `Expression.serialize()`; None if the condition is not plain."""
+    """Compiles `Expression.serialize()`; None if the condition is not plain."""
     compiler = _Compiler()
     try:
         node = compiler.node(expression_of(serialized))
@@ -196,8 +196,8 @@ def plain_condition(serialized: bytes) -> PlainCondition | None:
 
 
 def _grouped(reads: Mapping[Path, str]) -> tuple[tuple[tuple[str, Path, tuple[Leaf, ...]], ...], float]:
-    """Return the inputs in groups, and the units of a run in which each of them is there: each key and each value above
-    them is a node. Raises _NotPlainError for an input inside another one."""
+    """Returns the inputs in groups, and the units of a run in which each of them is there: each key and each value
+    above them is a node. Raises _NotPlainError for an input inside another one."""
     between = {path[:size] for path in reads for size in range(1, len(path))}
     if between & reads.keys():
         raise _NotPlainError
@@ -221,7 +221,7 @@ class _Compiler:
         self.reads: dict[Path, str] = {}
 
     def node(self, expr: WireMessage) -> Node:
-        """Compile an expression whose value is used as a boolean."""
+        """Compiles an expression whose value is used as a boolean."""
         if expr.one(SELECT).number(TEST_ONLY):
             return _present(self._input(expr, _ANY, is_test=True))
         if path_of(expr) is not None:
@@ -279,8 +279,8 @@ class _Compiler:
         return Node("", _HOLDS_INPUT, (name, self._input(sought)))
 
     def _input(self, expr: WireMessage, form: str = _SCALAR, *, is_test: bool = False) -> str:
-        """Note that the condition reads an input; return its dotted name. A test such as `has(args.a)` has the path of
-        `args.a`, and another value."""
+        """Notes that the condition reads an input; returns its dotted name. A test such as `has(args.a)` has the path
+        of `args.a`, and another value."""
         path = path_of(expr)
         if bool(expr.one(SELECT).number(TEST_ONLY)) is not is_test:
             raise _NotPlainError
@@ -352,7 +352,8 @@ def _opposite(inputs: Inputs, operand: Node) -> Any:
 
 
 def _decided_by(decisive: bool, left: Node, right: Node) -> Node:
-    """Compile `&&` (decided by False) or `||` (by True): the decisive value of any part absorbs an error of another."""
+    """Compiles `&&` (decided by False) or `||` (by True): the decisive value of any part absorbs an error of
+    another."""
     parts: list[Node] = []
     for node in (left, right):
         parts += node.constant[1] if node.tests is _DECIDED and node.constant[0] is decisive else (node,)
@@ -373,7 +374,7 @@ def _decided(inputs: Inputs, connected: tuple[bool, tuple[Node, ...]]) -> Any:
 
 
 def _equal(name: str, constant: Any, wanted: bool) -> Node:
-    """Compile `==` or `!=` with a constant: values of different types are unequal, but integers and doubles are one
+    """Compiles `==` or `!=` with a constant: values of different types are unequal, but integers and doubles are one
     type."""
     kinds = _NUMBERS if type(constant) in _NUMBERS else (type(constant),)
     same, other = (operator.eq, _is_not_so) if wanted else (operator.ne, _is_so)
@@ -392,7 +393,7 @@ def _are_equal(one: Any, two: Any) -> bool:
 
 
 def _compare(ordering: Test, name: str, constant: Any) -> Node:
-    """Compile an ordering with a constant. Values of another type are an error."""
+    """Compiles an ordering with a constant. Values of another type are an error."""
     return Node(name, dict.fromkeys(_NUMBERS if type(constant) in _NUMBERS else (str,), ordering), constant)
 
 

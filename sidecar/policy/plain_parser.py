@@ -65,7 +65,7 @@ class _LeftToCelError(Exception):
 
 
 def parsed(text: str) -> bytes | None:
-    """Return a condition as `cel.Expression.serialize()` would, without types; None if it is not plain."""
+    """Returns a condition as `cel.Expression.serialize()` would, without types; None if it is not plain."""
     if not (text.isascii() and text.isprintable()):
         return None
     try:
@@ -124,7 +124,7 @@ class _Parser:
         return self._balanced("_&&_", operands, places)
 
     def _balanced(self, function: str, operands: Sequence[bytes], places: Sequence[int]) -> bytes:
-        """Join operands as CEL's parser does: not from left to right, but as a balanced tree."""
+        """Joins operands as CEL's parser does: not from left to right, but as a balanced tree."""
         if not places:
             return operands[0]
         middle = len(places) // 2

@@ -35,7 +35,7 @@ class RoleLinks:
         return cls({member: tuple(sorted(found)) for member, found in sorted(parents.items())})
 
     def closure(self, start: Iterable[str]) -> frozenset[str]:
-        """Return every direct and indirect container of `start`, without `start` itself."""
+        """Returns every direct and indirect container of `start`, without `start` itself."""
         todo = [container for name in start for container in self.parents.get(name, ())]
         if not todo:
             return _NOTHING
@@ -48,7 +48,7 @@ class RoleLinks:
         return frozenset(seen)
 
     def way(self, start: Iterable[str], goal: str) -> tuple[str, ...]:
-        """Return the containers on a shortest path from one of `start` to `goal`, `goal` last; () if there is none.
+        """Returns the containers on a shortest path from one of `start` to `goal`, `goal` last; () if there is none.
 
         A name in `start` that is the goal itself counts as one step: a token may grant the role directly."""
         came_from: dict[str, str] = {}
@@ -70,7 +70,7 @@ class RoleLinks:
         return ()
 
     def members(self, container: str) -> frozenset[str]:
-        """Return what is in a container, directly or not, including other containers."""
+        """Returns what is in a container, directly or not, including other containers."""
         inner = {name for name in self.parents if _is_container(name) and container in self.closure((name,))}
         return frozenset(name for name, above in self.parents.items() if not {container, *inner}.isdisjoint(above))
 
@@ -82,7 +82,7 @@ class RoleLinks:
         return {container: frozenset(names) for container, names in contents.items()}
 
     def cycle(self) -> tuple[str, ...]:
-        """Return one cycle, with its first name repeated at the end; () if there is none."""
+        """Returns one cycle, with its first name repeated at the end; () if there is none."""
         try:
             self._order().prepare()
         except CycleError as error:
@@ -93,7 +93,7 @@ class RoleLinks:
         return ()
 
     def chains(self) -> Mapping[str, int]:
-        """Return the length of the longest chain of containers from each name, itself included; links are acyclic."""
+        """Returns the length of the longest chain of containers from each name, itself included; links are acyclic."""
         chains = {container: 1 for above in self.parents.values() for container in above}
         for name in self._order().static_order():
             chains[name] = 1 + max((chains[parent] for parent in self.parents.get(name, ())), default=0)
@@ -143,7 +143,7 @@ class RolePaths:
         return self._members.get(container, _NOTHING)
 
     def holding(self, server: str) -> frozenset[str]:
-        """Return the containers that hold the server or something on it."""
+        """Returns the containers that hold the server or something on it."""
         if self._on_server is None:
             found: dict[str, set[str]] = {}
             for links in self._links.values():
@@ -156,13 +156,13 @@ class RolePaths:
 
 
 def _above(links: RoleLinks) -> Mapping[str, frozenset[str]]:
-    """Return for every container, of which there are few, itself and all its containers."""
+    """Returns for every container, of which there are few, itself and all its containers."""
     containers = {container for found in links.parents.values() for container in found}
     return {container: links.closure((container,)) | {container} for container in containers}
 
 
 def domain_of(name: str) -> str:
-    """Return the namespace in `user:<namespace>/<id>`, which is the domain of a model with domains; else `-`."""
+    """Returns the namespace in `user:<namespace>/<id>`, which is the domain of a model with domains; else `-`."""
     return name.partition(":")[2].partition("/")[0] if "/" in name else NONE
 
 

@@ -53,7 +53,7 @@ class _Reader:
         self._file = draft.file_number(file)
 
     def _checked(self, row: CsvRow, field: CsvField, check: Callable[..., T], *more: object) -> T | None:
-        """Return what a check makes of a field, or None after a fault at the field's place."""
+        """Returns what a check makes of a field, or None after a fault at the field's place."""
         try:
             return check(field.text, *more)
         except Wrong as wrong:
@@ -61,7 +61,7 @@ class _Reader:
             return None
 
     def _tell(self, row: CsvRow, field: CsvField, wrong: Wrong, severity: str = "error") -> None:
-        """Report a fault in a field; one without a width is the whole field's."""
+        """Reports a fault in a field; one without a width is the whole field's."""
         noted = row.notes_line if row.notes_line and any(field is note for note in row.notes.values()) else row.line
         line = field.line_of(wrong.offset if wrong.width else 0) or noted
         column = field.column_of(wrong.offset) if wrong.width else field.column
@@ -127,7 +127,7 @@ class RuleReader(_Reader):
                 self._tell(row, fields["obj"], doubt, severity)
 
     def _texts(self, row: CsvRow, fields: Mapping[str, CsvField]) -> dict[str, str]:
-        """Return the text of each column, with `use` written out. Reports a fault for each that is not permitted."""
+        """Returns the text of each column, with `use` written out. Reports a fault for each that is not permitted."""
         kind, errors = self._model.kind, self._faults.errors
         names = fields["sub"].text, fields["obj"].text
         effect = self._checked(row, fields["eft"], self._effect, row) or "allow"
@@ -231,7 +231,7 @@ class RuleReader(_Reader):
             self._tell(row, row.notes["id"], Wrong("P108", message, "remove or rename one"))
 
     def take(self, raw: str, number: int) -> bool:
-        """Add the line if it is a plain row; return whether it was added. `number` counts from 1."""
+        """Adds the line if it is a plain row; returns whether it was added. `number` counts from 1."""
         fields = raw.removesuffix("\r").split(",", 3)
         if len(fields) < 4 or fields[0].strip(BLANKS) != "p" or len(raw) > MAX_LINE_CHARS or not self._plain:
             return False
@@ -274,7 +274,7 @@ class RuleReader(_Reader):
 
 
 def approval_in(notes: Mapping[str, str]) -> ApprovalTerms | None:
-    """Return what valid notes demand of approvals; None if they demand none."""
+    """Returns what valid notes demand of approvals; None if they demand none."""
     if "approval" not in notes:
         return None
     return ApprovalTerms(
@@ -320,7 +320,7 @@ class LinkReader(_Reader):
             self._faults.warn("P304", message, row.line, hint="remove one")
 
     def take(self, raw: str, number: int) -> bool:
-        """Add the line if it is a plain row; return whether it was added. `number` counts from 1."""
+        """Adds the line if it is a plain row; returns whether it was added. `number` counts from 1."""
         fields = [field.strip(BLANKS) for field in raw.removesuffix("\r").split(",")]
         if len(fields) != 3 or fields[0] not in self._good or not self._plain or self._draft.rows >= MAX_ROWS:
             return False
@@ -352,12 +352,12 @@ class _KnownValues(dict[str, int]):
 
 
 def _good(check: Callable[[str], str]) -> Callable[[str], int]:
-    """Return a function that maps a member or container of a plain line to 0, or to NOT_TAKEN."""
+    """Returns a function that maps a member or container of a plain line to 0, or to NOT_TAKEN."""
     return lambda text: NOT_TAKEN if any(_normal_form_doubts(text, check(_plain_text(text)))) else 0
 
 
 def _plain_text(raw: str) -> str:
-    """Return a field without quotes and invisible characters. Raises Wrong for a field that needs the full parser."""
+    """Returns a field without quotes and invisible characters. Raises Wrong for a field that needs the full parser."""
     text = raw.strip(BLANKS)
     if '"' in text or not text.isascii() or not text.isprintable():
         raise Wrong("P110", "not plain")
@@ -365,7 +365,7 @@ def _plain_text(raw: str) -> str:
 
 
 def _normal_form_doubts(text: str, normal: str) -> Iterator[Doubt]:
-    """Yield a warning for an object whose normal form differs from its text, or that no call can name."""
+    """Yields a warning for an object whose normal form differs from its text, or that no call can name."""
     if normal != text:
         yield "warning", Wrong("P122", f"read as {shown(normal)}", "write this form, in which calls are decided")
     if fault := fault_in_object(normal):
@@ -374,7 +374,7 @@ def _normal_form_doubts(text: str, normal: str) -> Iterator[Doubt]:
 
 
 def belongs(row: CsvRow, subject: str, obj: str) -> str:
-    """Return a hint that names the kind of a row in the wrong place; "" if no kind fits."""
+    """Returns a hint that names the kind of a row in the wrong place; "" if no kind fits."""
     kind = grammar.home_of(subject, obj)
     if kind is None:
         return ""
@@ -382,7 +382,7 @@ def belongs(row: CsvRow, subject: str, obj: str) -> str:
 
 
 def server_of(obj: str) -> str:
-    """Return the server that an object names exactly, or ""."""
+    """Returns the server that an object names exactly, or ""."""
     word, _, rest = obj.partition(":")
     server = rest.partition("/")[0]
     return server if word in ("tool", "prompt", "resource") and "*" not in server else ""

@@ -45,7 +45,7 @@ class CsvField:
         return self.column + offset + doubled + int(self.quoted)
 
     def line_of(self, offset: int = 0) -> SourceLine | None:
-        """Return the line of the character at `offset`; None if it is the row's own line (or its `#:` line)."""
+        """Returns the line of the character at `offset`; None if it is the row's own line (or its `#:` line)."""
         return None
 
 
@@ -61,7 +61,7 @@ class CsvRow:
 
 
 def decoded(raw: bytes, file: str, faults: Faults) -> str | None:
-    """Return the text of a policy file, or None (with a fault) when it is not UTF-8."""
+    """Returns the text of a policy file, or None (with a fault) when it is not UTF-8."""
     try:
         return raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -71,7 +71,7 @@ def decoded(raw: bytes, file: str, faults: Faults) -> str | None:
 
 
 def parse_rows(file: str, text: str, faults: Faults, plain: Plain | None = None) -> Iterator[CsvRow]:
-    """Yield every well-formed row, in order; every other line except blanks and comments is a fault.
+    """Yields every well-formed row, in order; every other line except blanks and comments is a fault.
 
     `plain` gets each line without a `#:` line above it; a line that it takes is not parsed further."""
     notes: tuple[SourceLine, dict[str, CsvField]] | None = None
@@ -192,7 +192,7 @@ def _keep_note(match: re.Match[str], line: SourceLine, notes: dict[str, CsvField
 
 
 def with_approval_reason(notes: Mapping[str, CsvField]) -> Mapping[str, CsvField]:
-    """Return the notes of a row, with `reason=required` beside an approval under its own name."""
+    """Returns the notes of a row, with `reason=required` beside an approval under its own name."""
     reason = notes.get("reason")
     if reason is None or reason.text != REQUIRED or "approval" not in notes or "approval_reason" in notes:
         return notes

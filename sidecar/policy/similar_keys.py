@@ -34,7 +34,7 @@ Led = Mapping[int, Sequence[object]]
 
 
 def folded(key: str) -> str:
-    """Return a form that is equal for similar keys."""
+    """Returns a form that is equal for similar keys."""
     if key.isascii():
         return key.lower()
     return unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", key).casefold())
@@ -115,7 +115,7 @@ class _KeyPlaces:
 
 
 def keys_of(root: Schema, led: Led) -> Keys | None:
-    """Return the properties of a schema, place by place; None for a schema without properties. `led` maps a schema's
+    """Returns the properties of a schema, place by place; None for a schema without properties. `led` maps a schema's
     identity to the targets of its references."""
     return _KeyPlaces(led).of(root)
 
@@ -123,7 +123,7 @@ def keys_of(root: Schema, led: Led) -> Keys | None:
 def similar_key(
     arguments: Any, keys: Keys | None = None, reads: Sequence[Read] = (), *, siblings: bool = True
 ) -> str | None:
-    """Return a JSON Pointer to a key that a reader could mistake for another one; None if there is none. Without
+    """Returns a JSON Pointer to a key that a reader could mistake for another one; None if there is none. Without
     `siblings`, the keys of one object are not compared with each other."""
     if not siblings and not reads:
         return None
@@ -196,7 +196,7 @@ def _similar_in(
 
 
 def _holding(schemas: Iterable[object], led: Led) -> Iterator[Schema]:
-    """Yield these schemas and all that apply to the same value."""
+    """Yields these schemas and all that apply to the same value."""
     waiting, seen = list(schemas), set[int]()
     while waiting:
         schema = waiting.pop()
@@ -229,7 +229,7 @@ def _mapping(schema: Schema, keyword: str) -> Mapping[str, Any]:
 
 
 def _everywhere(led: Led, root: Schema) -> Keys:
-    """Return every property of a schema at every place, for a schema with too many places to distinguish."""
+    """Returns every property of a schema at every place, for a schema with too many places to distinguish."""
     names, waiting, seen = set[str](), [root], set[int]()
     while waiting:
         for schema in _holding([waiting.pop()], led):

@@ -87,12 +87,12 @@ class PolicySource:
         return chain.from_iterable(self.tables[kind] for kind in PermissionKind if kind in self.tables)
 
     def limited(self, most: int) -> tuple[RuleRef, ...]:
-        """Return up to `most` rows that have a limit; a rule may have several."""
+        """Returns up to `most` rows that have a limit; a rule may have several."""
         tables: Iterable[RowTable | StockTable] = (*self.tables.values(), *self.stock.values())
         return tuple(islice((table.rule(row) for table in tables for row in table.limited()), most))
 
     def ending(self, most: int, after_s: float) -> tuple[RuleRef, ...]:
-        """Return up to `most` rows that expire after a time (seconds since the epoch), those that end first."""
+        """Returns up to `most` rows that expire after a time (seconds since the epoch), those that end first."""
         tables: Iterable[RowTable | StockTable] = (*self.tables.values(), *self.stock.values())
         found = ((end_s, row, table) for table in tables for row, end_s in table.ending(after_s))
         return tuple(table.rule(row) for _, row, table in nsmallest(most, found, key=itemgetter(0)))
@@ -112,7 +112,7 @@ def load_policy(
     agent_ids: Mapping[str, str] = NO_IDS,
     casbin: CasbinSettings = NO_CASBIN,
 ) -> PolicySource:
-    """Load the policy in two folders; `models` may name the files of each kind instead. `names` are the existing
+    """Loads the policy in two folders; `models` may name the files of each kind instead. `names` are the existing
     upstreams, if rows are checked against them; `agent_ids` maps agents' UUIDs to their names.
 
     Raises PolicyError with every fault; suspicious rows that are valid are reported in `warnings`."""
@@ -220,7 +220,7 @@ def _revision(draft: PolicyBuilder, indexes: Mapping[PermissionKind, Index]) -> 
 
 
 def _said(table: RowTable, index: Index, *, in_order: bool) -> Iterator[str]:
-    """Yield the content of the rows with their ids and notes: in file order, or in an order independent of it."""
+    """Yields the content of the rows with their ids and notes: in file order, or in an order independent of it."""
     if in_order:
         rows: Iterable[int] = range(len(table))
     else:  # nearly sorted already if the index is by subject and object
@@ -299,7 +299,7 @@ def _read_folder(folder: Path, draft: PolicyBuilder, casbin: CasbinSettings) -> 
 def _read_own_model(
     kind: PermissionKind, folder: Path, draft: PolicyBuilder, casbin: CasbinSettings = NO_CASBIN
 ) -> StockReader | None:
-    """Read the model of one kind. A Casbin model of another form than ours is returned."""
+    """Reads the model of one kind. A Casbin model of another form than ours is returned."""
     path = folder / f"{kind.value}.conf"
     entries = _entries(path, folder, draft)
     if entries is None:
@@ -333,7 +333,7 @@ def _stock_reader_of(
 
 
 def _entries(path: Path, folder: Path | None, draft: PolicyBuilder) -> Mapping[str, ModelEntry] | None:
-    """Read the entries of a model; None with faults."""
+    """Reads the entries of a model; None with faults."""
     before = len(draft.faults.errors)
     text = None if folder and leads_out(path, folder, draft.faults) else read_text(path, draft.faults)
     if text is None:
@@ -354,7 +354,7 @@ def _attributes(policies: Path, draft: PolicyBuilder) -> Attributes:
 
 
 def _check_cost(draft: PolicyBuilder, folder: Path, casbin: CasbinSettings) -> None:
-    """Warn about matchers that are tried on every row, with their cost."""
+    """Warns about matchers that are tried on every row, with their cost."""
     for kind, model in draft.models.items():
         plan, table = plan_of(model), draft.tables[kind]
         file, rows = str(folder / f"{kind.value}.conf"), len(table)
@@ -421,7 +421,7 @@ def _read_file(file: PolicyFile, draft: PolicyBuilder, stock: _StockModels) -> N
 
 
 def _check_doubles(draft: PolicyBuilder) -> None:
-    """Report duplicates: a rule without an id is named by its content, so each may exist only once."""
+    """Reports duplicates: a rule without an id is named by its content, so each may exist only once."""
     for table in draft.tables.values():
         first: dict[tuple[int, int, int], int] = {}
         for row, said in enumerate(zip(table.sub, table.obj, table.shape, strict=True)):
@@ -442,7 +442,7 @@ def _place_of(table: RowTable, row: int) -> Place:
 
 
 def _links(group: str, draft: PolicyBuilder) -> Mapping[str, RoleLinks]:
-    """Return the links by domain, "" for all of them together. Reports cycles and chains that are too long."""
+    """Returns the links by domain, "" for all of them together. Reports cycles and chains that are too long."""
     found = draft.links[group]
     links = RoleLinks.of((member, container) for member, container, _ in found)
     cycle = links.cycle()

@@ -64,18 +64,18 @@ class Syntax:
     range_nodes: int = 0
 
     def tests(self, path: Path) -> set[str]:
-        """Return the functions that set a path against constants; with "" if anything else reads it."""
+        """Returns the functions that set a path against constants; with "" if anything else reads it."""
         reads = [read for read in self.reads if read.path[: len(path)] == path]
         return {read.test if read.path == path else "" for read in reads}
 
 
 def name_of(path: Path) -> str:
-    """Return the path as a record names it; dots within a step are escaped."""
+    """Returns the path as a record names it; dots within a step are escaped."""
     return ".".join(step.replace(".", r"\.") for step in path)
 
 
 def syntax_of(serialized: bytes) -> Syntax:
-    """Parse `Expression.serialize()`, an `Any` that holds a CheckedExpr."""
+    """Parses `Expression.serialize()`, an `Any` that holds a CheckedExpr."""
     checked = _checked(serialized)
     positions = {entry.number(1): entry.number(2) for entry in checked.one(_SOURCE_INFO).all(_POSITIONS)}
     walk = _Walk(positions)
@@ -84,7 +84,7 @@ def syntax_of(serialized: bytes) -> Syntax:
 
 
 def expression_of(serialized: bytes) -> WireMessage:
-    """Return the root of the tree, a `cel.expr.Expr`."""
+    """Returns the root of the tree, a `cel.expr.Expr`."""
     return _checked(serialized).one(_CHECKED_EXPR)
 
 
@@ -155,7 +155,7 @@ class _Walk:
 
 
 def path_of(expr: WireMessage) -> Path | None:
-    """Return the path that an expression denotes: a variable, its fields, its constant string keys; else None."""
+    """Returns the path that an expression denotes: a variable, its fields, its constant string keys; else None."""
     if _IDENT in expr:
         return (expr.one(_IDENT).text(1).lstrip("."),)
     if SELECT in expr:
@@ -167,7 +167,7 @@ def path_of(expr: WireMessage) -> Path | None:
 
 
 def _keyed(container: list[WireMessage], key: list[WireMessage]) -> Path | None:
-    """Return the path of a constant string key in a container; None if either is something else."""
+    """Returns the path of a constant string key in a container; None if either is something else."""
     if len(container) != 1 or len(key) != 1 or _STRING_VALUE not in key[0].one(CONST):
         return None
     below = path_of(container[0])
@@ -175,7 +175,7 @@ def _keyed(container: list[WireMessage], key: list[WireMessage]) -> Path | None:
 
 
 def constants_in(expr: WireMessage) -> list[Constant]:
-    """Return the constant that an expression is; nothing if it is none, or one that JSON does not have."""
+    """Returns the constant that an expression is; nothing if it is none, or one that JSON does not have."""
     match expr.one(CONST):
         case {1: [int()]}:
             return [None]

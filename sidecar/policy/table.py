@@ -77,7 +77,7 @@ class TextPool:
         return known
 
     def sort(self) -> array[int]:
-        """Renumber all texts in sorted order; return old number → new number."""
+        """Renumbers all texts in sorted order; returns old number → new number."""
         order = sorted(range(len(self.texts)), key=self.texts.__getitem__)
         moved = array("I", bytes(4 * len(order)))
         for new, old in enumerate(order):
@@ -108,11 +108,11 @@ class RuleRows(ABC):
     def __len__(self) -> int: ...
     @abstractmethod
     def limited(self) -> Iterator[int]:
-        """Yield the rows that have a limit."""
+        """Yields the rows that have a limit."""
 
     @abstractmethod
     def ending(self, after_s: float) -> Iterator[tuple[int, float]]:
-        """Yield the rows that expire after a time, and when (seconds since the epoch)."""
+        """Yields the rows that expire after a time, and when (seconds since the epoch)."""
 
     @abstractmethod
     def _made(self, row: int) -> RuleRef: ...
@@ -134,7 +134,7 @@ class RowTable(RuleRows):
         self._ends: list[float | None] = []
 
     def add_shape(self, shape: TableShape) -> int:
-        """Return the number of a new shape. The caller keeps the numbers of the shapes it has added."""
+        """Returns the number of a new shape. The caller keeps the numbers of the shapes it has added."""
         self.shapes.append(shape)
         self.shape_flags.append(shape.flags)
         self._ends.append(shape.end)
@@ -153,7 +153,7 @@ class RowTable(RuleRows):
         self.obj = array("I", map(moved.__getitem__, self.obj))
 
     def column(self, name: str) -> array[int]:
-        """Return the text numbers of one column, row by row."""
+        """Returns the text numbers of one column, row by row."""
         if name == "sub":
             return self.sub
         if name == "obj":
@@ -168,7 +168,7 @@ class RowTable(RuleRows):
         return text
 
     def content(self, row: int) -> str:
-        """Return the content of a row, independent of the order of columns and of its position."""
+        """Returns the content of a row, independent of the order of columns and of its position."""
         texts = self.texts.texts
         return "\x1f".join((self.kind.value, texts[self.sub[row]], texts[self.obj[row]], *self.shapes[self.shape[row]]))
 
@@ -177,7 +177,7 @@ class RowTable(RuleRows):
         return notes.id if notes is not None and notes.id else content_id(self.content(row))
 
     def end_of(self, row: int) -> float:
-        """Return when a row with the bit `ENDS` expires, in seconds since the epoch."""
+        """Returns when a row with the bit `ENDS` expires, in seconds since the epoch."""
         return self._ends[self.shape[row]] or 0.0
 
     def effect_of(self, row: int) -> Literal["allow", "deny"]:
@@ -190,7 +190,7 @@ class RowTable(RuleRows):
         return (row for row, bits in enumerate(self.flags) if bits & LIMITED)
 
     def rows_with(self, text: str) -> Iterator[int]:
-        """Yield the rows whose subject or object is this text."""
+        """Yields the rows whose subject or object is this text."""
         number = self.texts.ids.get(text)
         if number is not None:
             for column in (self.sub, self.obj):
@@ -202,7 +202,7 @@ class RowTable(RuleRows):
             yield from ((row, self.end_of(row)) for row, shape in enumerate(self.shape) if shape in shapes)
 
     def in_shadow(self) -> Iterator[int]:
-        """Yield the rows that are only recorded."""
+        """Yields the rows that are only recorded."""
         return (row for row, bits in enumerate(self.flags) if bits & SHADOW)
 
     def _made(self, row: int) -> RuleRef:
@@ -232,7 +232,7 @@ _NO_NOTES = RowNotes()
 
 
 def places_of(column: array[int], number: int) -> Iterator[int]:
-    """Yield where a number stands in a column, in order. Searches its bytes, in a millisecond for a million rows."""
+    """Yields where a number stands in a column, in order. Searches its bytes, in a millisecond for a million rows."""
     content, size = column.tobytes(), column.itemsize
     sought = number.to_bytes(size, sys.byteorder)
     at = content.find(sought)

@@ -75,7 +75,7 @@ def load_policy_aside(
     small_bytes: int = SMALL_BYTES,
     reading: PolicyReading | None = None,
 ) -> PolicySource:
-    """Run `load_policy` in a separate process if there are more than `small_bytes` to read. Blocks: call it in a
+    """Runs `load_policy` in a separate process if there are more than `small_bytes` to read. Blocks: call it in a
     thread; `reading` can abandon the wait.
 
     Raises PolicyError, also when the process fails or takes longer than two minutes; OSError if none can be started."""
@@ -100,7 +100,7 @@ def load_policy_aside(
 def process_aside(
     module: str, deadline_s: float, reading: PolicyReading | None = None
 ) -> Iterator[tuple[IO[bytes], IO[bytes]]]:
-    """Run `serve_order` of a module in a separate process; yields its input and its output. It is killed at the end,
+    """Runs `serve_order` of a module in a separate process; yields its input and its output. It is killed at the end,
     and after `deadline_s`: its output then ends. Blocks: call it in a thread."""
     # -P: no module is imported from the working directory. The new session keeps a terminal's signals from the process.
     command = [sys.executable, "-P", "-c", BEGINNING, module]
@@ -144,14 +144,14 @@ def serve_order(orders: IO[bytes], out: IO[bytes]) -> None:
 
 
 def give_way(orders: IO[bytes]) -> None:
-    """End this process when its input is closed, and let calls take precedence. The order was read."""
+    """Ends this process when its input is closed, and let calls take precedence. The order was read."""
     threading.Thread(target=_end_with, args=(orders,), daemon=True).start()
     with suppress(OSError):
         os.nice(NICENESS)
 
 
 def _end_with(orders: IO[bytes]) -> None:
-    """End the process when its input is closed: the parent no longer waits for the result."""
+    """Ends the process when its input is closed: the parent no longer waits for the result."""
     orders.read(1)
     os._exit(1)
 

@@ -77,7 +77,7 @@ class YamlLinkReader:
     def capabilities(
         self, role: CsvField, node: YamlNode | None, notes: Mapping[str, CsvField], entry: YamlNode
     ) -> Iterator[Found]:
-        """Return what the file maps a capability to. By default the seed's `github.commits.list` is `use` on
+        """Returns what the file maps a capability to. By default the seed's `github.commits.list` is `use` on
         tool:github/commits.list: the first dot splits."""
         kind = PermissionKind.AGENT_TO_TOOL
         dash = self.values.implied(NONE, entry.span)
@@ -99,7 +99,7 @@ class YamlLinkReader:
                 yield kind, CsvRow("p", tuple(fields.get(column, dash) for column in columns), line, notes, line)
 
     def tool_of(self, capability: YamlField, server: str, tool: str) -> YamlField:
-        """Return the tool named like a capability. Warns about a name that looks like a verb, or that occurs beside
+        """Returns the tool named like a capability. Warns about a name that looks like a verb, or that occurs beside
         mapped capabilities, since it may stand for more than one tool."""
         obj = "tool:*" if capability.text == "*.*" else f"tool:{server}/{tool}"
         if "*" not in obj and (self.mapped or tool in VERBS):

@@ -54,7 +54,7 @@ _NHI_KINDS = (PermissionKind.USER_TO_NHI, PermissionKind.NHI_TO_NHI)
 
 
 def policy_schema() -> dict[str, Any]:
-    """Return the JSON Schema of one file. It is no stricter than the reader; `sidecar policy check` also checks
+    """Returns the JSON Schema of one file. It is no stricter than the reader; `sidecar policy check` also checks
     relations between values (a part below its rule, a condition that compiles, unique ids)."""
     schema: dict[str, Any] = orjson.loads(Path(__file__).with_name("policy.schema.json").read_bytes())
     return schema
@@ -63,7 +63,7 @@ def policy_schema() -> dict[str, Any]:
 def parse_yaml(
     file: str, text: str, faults: Faults, columns: Columns | None = None, agent_ids: Mapping[str, str] | None = None
 ) -> Iterator[Found]:
-    """Yield every well-formed row with its kind (None for g and g2), in file order; all else is a fault. `columns` are
+    """Yields every well-formed row with its kind (None for g and g2), in file order; all else is a fault. `columns` are
     those of the kinds' models, by default the built-in ones; `agent_ids` maps UUIDs to agents' names."""
     if len(text) > MAX_BYTES:
         hint = "split it, or write the rules as CSV: sidecar policy convert"
@@ -81,7 +81,7 @@ def parse_yaml(
 
 
 def _mended(fault: Fault) -> Fault:
-    """Add a hint for words that policies often contain and YAML reads as another type."""
+    """Adds a hint for words that policies often contain and YAML reads as another type."""
     if (fault.code == "Y008" and " is an alias" in fault.message) or "scanning an alias" in fault.message:
         return replace(fault, hint='a text that begins with * must be quoted: "*"')
     if "block sequence entries are not allowed" in fault.message:
@@ -168,7 +168,7 @@ class _YamlReader:
         yield from self.rows(rule, subjects, objects, node, notes)
 
     def approval(self, said: Mapping[str, YamlNode]) -> dict[str, CsvField] | None:
-        """Return the notes that `approval` stands for; None after a fault."""
+        """Returns the notes that `approval` stands for; None after a fault."""
         if "approval" not in said:
             return {}
         terms = self.values.mapping(said["approval"], "approval", tuple(APPROVAL_KEYS), needed=("by",))
@@ -179,7 +179,7 @@ class _YamlReader:
         return notes if "approval" in notes and len(notes) == len(found) else None
 
     def part(self, node: YamlNode) -> Iterator[Found]:
-        """Yield further subjects and objects of the rule above, where not every subject has every object."""
+        """Yields further subjects and objects of the rule above, where not every subject has every object."""
         said = self.values.mapping(node, "a part", ("part_of", "subject", "object"), ("subject", "object"))
         if said is None:
             return
@@ -230,7 +230,7 @@ class _RuleColumns:
     node: YamlNode
 
     def read(self, columns: Sequence[str]) -> dict[str, CsvField] | None:
-        """Return the columns' fields; None after a fault."""
+        """Returns the columns' fields; None after a fault."""
         found = {"eft": self.effect()}
         found["act"] = self.actions("deny" if found["eft"] and found["eft"].text == "deny" else "allow")
         found |= {column: self.plain(column) for column in columns if column not in KEY_OF}
@@ -238,7 +238,7 @@ class _RuleColumns:
         return fields if len(fields) == len(found) else None
 
     def effect(self) -> YamlField | None:
-        """Return the effect: allow by default; a guardrail is always a deny row."""
+        """Returns the effect: allow by default; a guardrail is always a deny row."""
         guardrail = self.kind is PermissionKind.GUARDRAIL
         if "effect" not in self.said:
             return self.values.implied("deny" if guardrail else "allow", self.node.span)
@@ -250,7 +250,7 @@ class _RuleColumns:
         return effect
 
     def actions(self, effect: str) -> YamlField | None:
-        """Return the `|` list. Without actions a rule allows `use` and denies everything: each the safer default.
+        """Returns the `|` list. Without actions a rule allows `use` and denies everything: each the safer default.
 
         The seed's permission_type `delegate` adds `delegate`; `call` is the actions as written, and without them lends
         nothing (CONTRACT 1.3)."""
@@ -301,7 +301,7 @@ def _joined(actions: Sequence[YamlField]) -> YamlField:
 
 
 def _content_id(rule: _Rule, subjects: Sequence[CsvField], objects: Sequence[CsvField]) -> str:
-    """Return an id for a rule of several rows without one, derived from its content in any order."""
+    """Returns an id for a rule of several rows without one, derived from its content in any order."""
     texts: dict[str, object] = {column: found.text for column, found in rule.common.items()}
     actions = {word.strip() for word in rule.common["act"].text.split("|")}
     texts["act"] = sorted((actions - {USE}) | (set(USED) if USE in actions else set()))

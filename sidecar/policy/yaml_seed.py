@@ -54,7 +54,7 @@ class Permission(NamedTuple):
 
 
 def permission_from(values: Values, node: YamlNode) -> Permission | None:
-    """Return a rule, or one of the seed's permissions as a rule. None after a fault."""
+    """Returns a rule, or one of the seed's permissions as a rule. None after a fault."""
     said = node.value if isinstance(node.value, dict) else {}
     ids = {key: IDS[key] for key in said if key in IDS}
     if not ids and ACTIONS not in said:
@@ -81,7 +81,7 @@ def permission_from(values: Values, node: YamlNode) -> Permission | None:
 
 
 def with_kind(values: Values, found: Sequence[YamlField] | None, prefix: str | None) -> list[YamlField] | None:
-    """Return the ids, each bare UUID prefixed with its kind; None after a fault, or for None."""
+    """Returns the ids, each bare UUID prefixed with its kind; None after a fault, or for None."""
     if found is None or prefix is None:
         return None if found is None else [*found]
     named: list[YamlField] = []

@@ -47,7 +47,7 @@ class YamlField(CsvField):
     places: tuple[ScalarOffsets, ...] = ()
 
     def column_of(self, offset: int) -> int:
-        """Return the column of the character at `offset` of the text, in `line_of(offset)`."""
+        """Returns the column of the character at `offset` of the text, in `line_of(offset)`."""
         place = self._place(offset)
         return place.column + offset - place.offset
 
@@ -74,7 +74,7 @@ class Values:
     def mapping(
         self, node: YamlNode, what: str, known: Sequence[str], needed: Sequence[str]
     ) -> dict[str, YamlNode] | None:
-        """Return the entries of a mapping, whatever faults its values have."""
+        """Returns the entries of a mapping, whatever faults its values have."""
         if not isinstance(node.value, dict):
             self.fault("P501", f"{what} is a mapping of keys to values", node.span, "known are " + ", ".join(known))
             return None
@@ -95,7 +95,7 @@ class Values:
         return []
 
     def texts(self, node: YamlNode | None, what: str) -> list[YamlField] | None:
-        """Return one text or a list of texts without duplicates; None after a fault, or without the key."""
+        """Returns one text or a list of texts without duplicates; None after a fault, or without the key."""
         if node is None:
             return None
         if not isinstance(node.value, list):
@@ -124,7 +124,7 @@ class Values:
         return None
 
     def word(self, said: Mapping[str, YamlNode], key: str, known: Sequence[str], hint: str) -> YamlField | None:
-        """Return one of the known words; None after a fault, or without the key."""
+        """Returns one of the known words; None after a fault, or without the key."""
         found = self.text(said[key], key) if key in said else None
         if found is None or found.text in known:
             return found
@@ -157,7 +157,7 @@ class Values:
         return YamlField(text, span.column, span.width, places=places)
 
     def implied(self, text: str, span: YamlSpan) -> YamlField:
-        """Return an implied text, with the place of what implies it."""
+        """Returns an implied text, with the place of what implies it."""
         place = ScalarOffsets(0, self.line(span.line), span.column)
         return YamlField(text, span.column, span.width, places=(place,))
 
@@ -181,7 +181,7 @@ def _hint_for(key: str, known: Sequence[str]) -> str:
 
 
 def places_of(text: str, line: SourceLine, column: int, following: Iterable[SourceLine]) -> tuple[ScalarOffsets, ...]:
-    """Return the places of a scalar that begins (with its quote or `|`) at `column` of `line`."""
+    """Returns the places of a scalar that begins (with its quote or `|`) at `column` of `line`."""
     written = line.text[column - 1 :]
     if written.startswith(text):
         return (ScalarOffsets(0, line, column),)
@@ -200,7 +200,7 @@ def same_place(found: CsvField, text: str) -> YamlField:
 
 
 def _block(text: str, following: Iterable[SourceLine]) -> Iterator[ScalarOffsets]:
-    """Map `|` and `>`: each line continues where the previous one ended."""
+    """Maps `|` and `>`: each line continues where the previous one ended."""
     at, indent = 0, -1
     for line in following:
         content = line.text.lstrip(" ")
@@ -216,7 +216,7 @@ def _block(text: str, following: Iterable[SourceLine]) -> Iterator[ScalarOffsets
 def _flow(
     text: str, line: SourceLine, column: int, mark: str, following: Iterator[SourceLine]
 ) -> Iterator[ScalarOffsets]:
-    """Map plain and quoted scalars: a new run begins after each escape and in each line."""
+    """Maps plain and quoted scalars: a new run begins after each escape and in each line."""
     yield ScalarOffsets(0, line, column)
     source, at = line.text.rstrip(), column - 1
     for offset, character in enumerate(text):

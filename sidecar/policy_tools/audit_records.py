@@ -124,7 +124,7 @@ def is_of_a2a(fields: Mapping[str, Any]) -> bool:
 
 
 def asked_in(fields: Mapping[str, Any]) -> RecordedQuestion | None:
-    """Return the question of a record; None if it has none, or another record has it. Raises UnreadableAuditLine."""
+    """Returns the question of a record; None if it has none, or another record has it. Raises UnreadableAuditLine."""
     if fields.get("event") not in ("decision", "refusal", "outcome") or not fields.get("links"):
         return None
     try:
@@ -209,7 +209,7 @@ def _word(value: object) -> str:
 
 
 def lines_of(paths: Sequence[Path], torn: Callable[[int], object]) -> Iterator[tuple[Mapping[str, Any], int]]:
-    """Yield every record of a log, in constant memory, and the number of bytes read until then. The last of several
+    """Yields every record of a log, in constant memory, and the number of bytes read until then. The last of several
     files may have no record yet. Calls `torn` with the length in bytes of an incomplete last line.
 
     Raises UnreadableAuditLine at the first line that is not a record, or whose seal does not match its bytes."""
@@ -237,7 +237,7 @@ def lines_of(paths: Sequence[Path], torn: Callable[[int], object]) -> Iterator[t
 
 
 def find_decision(paths: Sequence[Path], decision_id: str) -> Mapping[str, Any] | None:
-    """Return the last record of one decision, reading backwards; an `outcome` only if no other record is left."""
+    """Returns the last record of one decision, reading backwards; an `outcome` only if no other record is left."""
     needle, outcome = decision_id.encode("ascii", "replace"), None
     for line in (line for path in reversed(paths) for line in _backwards(path)):
         fields = _loaded(line) if needle in line else None
@@ -249,7 +249,7 @@ def find_decision(paths: Sequence[Path], decision_id: str) -> Mapping[str, Any] 
 
 
 def single_record(file: IO[bytes]) -> Mapping[str, Any]:
-    """Return the single record in a file; its seal may be missing. Raises UnreadableAuditLine."""
+    """Returns the single record in a file; its seal may be missing. Raises UnreadableAuditLine."""
     raw = file.read(MAX_LINE_BYTES + 1)
     first, *more = raw.strip().splitlines() or [b""]
     if len(raw) > MAX_LINE_BYTES or (more and _loaded(raw) is None and _loaded(first) is not None):
@@ -271,7 +271,7 @@ def _loaded(line: bytes) -> Mapping[str, Any] | None:
 
 
 def _backwards(path: Path) -> Iterator[bytes]:
-    """Yield the lines of a file, last one first. Raises UnreadableAuditLine for a line that is too long."""
+    """Yields the lines of a file, last one first. Raises UnreadableAuditLine for a line that is too long."""
     with path.open("rb") as file:
         at, rest = file.seek(0, 2), b""
         while at:

@@ -82,7 +82,7 @@ def drawn(rows: int, *, wild: float = WILD, seed: int = 1) -> DrawnPolicy:
 
 
 def questions_about(source: PolicySource, *, seed: int = 2) -> Iterator[DrawnQuestion]:
-    """Yield questions about a policy's rows without end: half match a row, half mix two; none without rows."""
+    """Yields questions about a policy's rows without end: half match a row, half mix two; none without rows."""
     rng = random.Random(seed)
     shares = {
         kind: share for kind, share in _SHARES.items() if len(source.tables.get(kind, ())) or is_asked(source, kind)
@@ -111,7 +111,8 @@ def questions_about(source: PolicySource, *, seed: int = 2) -> Iterator[DrawnQue
 
 
 def _casbin_question(calls: RowCalls, rng: random.Random) -> DrawnQuestion:
-    """Draw a question about rows of a Casbin model; about a name that it does not have where rows cannot be reached."""
+    """Draws a question about rows of a Casbin model; about a name that it does not have where rows cannot be
+    reached."""
     count = max(1, len(calls.table))
     row, other = rng.randrange(count), rng.randrange(count)
     found = calls.of(row, None if rng.random() < 0.5 else other) if len(calls.table) else None
@@ -189,7 +190,7 @@ class _World:
 
 
 def measured(source: PolicySource, asked: Iterable[DrawnQuestion], load_s: float, *, now_s: float) -> dict[str, Any]:
-    """Measure an engine, one question after the other. Returns `figures`, and the share of questions allowed."""
+    """Measures an engine, one question after the other. Returns `figures`, and the share of questions allowed."""
     began = time.perf_counter()
     engine = Engine(source)
     load_s += time.perf_counter() - began
@@ -213,7 +214,7 @@ def measured(source: PolicySource, asked: Iterable[DrawnQuestion], load_s: float
 
 
 def figures(took_ns: list[int], load_s: float, memory_mb: float) -> dict[str, Any]:
-    """Return the decision times `p50_us` and `p99_us`, `load_s`, and the memory of the process `rss_mb` in MiB."""
+    """Returns the decision times `p50_us` and `p99_us`, `load_s`, and the memory of the process `rss_mb` in MiB."""
     took_ns.sort()
     p50, p99 = (took_ns[len(took_ns) * share // 100] / 1000 for share in (50, 99))
     return {"p50_us": p50, "p99_us": p99, "load_s": round(load_s, 3), "rss_mb": round(memory_mb, 1)}
@@ -231,7 +232,7 @@ def resident_mb() -> float:
 def climbed(
     sizes: Sequence[int] = SIZES, *, wild: Sequence[float] = (WILD,), questions: int = QUESTIONS
 ) -> Iterator[dict[str, Any]]:
-    """Yield the measurement of each size and share of wildcards; one that failed has an `error` and no figures."""
+    """Yields the measurement of each size and share of wildcards; one that failed has an `error` and no figures."""
     for share, rows in product(wild, sizes):
         with TemporaryDirectory() as folder:
             write(drawn(rows, wild=share), Path(folder))
@@ -249,7 +250,7 @@ def climbed(
 
 
 def main(folder: Path, count: int) -> None:
-    """Measure a drawn policy in this process, whose memory holds nothing else."""
+    """Measures a drawn policy in this process, whose memory holds nothing else."""
     began = time.perf_counter()
     source = load_policy_aside(shipped("models"), folder)
     load_s = time.perf_counter() - began

@@ -43,7 +43,7 @@ def is_asked(source: PolicySource, kind: PermissionKind) -> bool:
 
 
 def asked_rules(source: PolicySource) -> Iterator[RuleRef]:
-    """Yield the rules that some call can be about: all of our own models, and of Casbin's those with names."""
+    """Yields the rules that some call can be about: all of our own models, and of Casbin's those with names."""
     yield from source.own_rules
     for kind, table in source.stock.items():
         if is_asked(source, kind):
@@ -67,14 +67,14 @@ class RowCalls:
             self._members.setdefault(link[1], link[0])
 
     def of(self, row: int, other: int | None = None) -> RowCall | None:
-        """Return the call of a row; with `other`, of its subject and the object and action of that one. None if no name
-        of ours becomes the row's."""
+        """Returns the call of a row; with `other`, of its subject and the object and action of that one. None if no
+        name of ours becomes the row's."""
         obj, action = self._object(row if other is None else other)
         subject = self._subject(row)
         return RowCall(subject, obj, action) if subject and obj else None
 
     def objects(self) -> Iterator[str]:
-        """Yield the objects of ours that rows are about, up to a bound, some more than once."""
+        """Yields the objects of ours that rows are about, up to a bound, some more than once."""
         found = (self._object(row)[0] for row in range(min(len(self.table), MAX_ROWS)))
         return (name for name in found if name)
 
@@ -90,7 +90,7 @@ class RowCalls:
         return next((one for one in found if not domain or f":{domain}/" in one), next(iter(found), ""))
 
     def _object(self, row: int) -> tuple[str, str]:
-        """Return the object and the action."""
+        """Returns the object and the action."""
         values = self.table.source.rows[row]
         obj = None if self._obj is None else values[self._obj]
         act = None if self._act is None else values[self._act]
@@ -111,7 +111,7 @@ class _Inverse:
         self.entries, self._table = entries, table
 
     def names(self, wanted: ObjectName) -> list[str]:
-        """Return names of ours that become this one. An action that an entry does not give is not compared."""
+        """Returns names of ours that become this one. An action that an entry does not give is not compared."""
         found = []
         for ours, theirs in self.entries.items():
             obj, act = (theirs.obj, theirs.act) if isinstance(theirs, ObjectTarget) else (theirs, None)
@@ -134,7 +134,7 @@ class _Inverse:
 
 
 def _captured(template: str, text: str) -> dict[int, str] | None:
-    """Return what the wildcards matched, by number, if a result with this template is `text`."""
+    """Returns what the wildcards matched, by number, if a result with this template is `text`."""
     numbers = [int(found[1] or 1) for found in _CAPTURE.finditer(template)]
     pieces = [re.escape(piece) for piece in _CAPTURE.split(template)[::2]]
     match = re.fullmatch("(.*)".join(pieces), text, re.DOTALL)
@@ -151,7 +151,7 @@ def _filled(pattern: str, captures: Mapping[int, str]) -> str:
 
 
 def known_objects(source: PolicySource) -> Iterator[str]:
-    """Yield the objects of ours that the rows of Casbin models are about, and those that have a name of their own."""
+    """Yields the objects of ours that the rows of Casbin models are about, and those that have a name of their own."""
     for kind, table in source.stock.items():
         if is_asked(source, kind):
             yield from RowCalls(table, source.casbin.names).objects()
@@ -159,7 +159,7 @@ def known_objects(source: PolicySource) -> Iterator[str]:
 
 
 def first_call(source: PolicySource) -> RowCall | None:
-    """Return a call that a row of a Casbin model is about; None if there is none among the first ones."""
+    """Returns a call that a row of a Casbin model is about; None if there is none among the first ones."""
     for kind, table in source.stock.items():
         if is_asked(source, kind):
             calls = RowCalls(table, source.casbin.names)

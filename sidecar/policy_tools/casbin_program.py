@@ -64,7 +64,7 @@ class CasbinProgram:
     links: Mapping[str, Sequence[Row]]
 
     def column(self, text: Text) -> list[str]:
-        """Return the distinct values of a column, in order."""
+        """Returns the distinct values of a column, in order."""
         place = place_of(text, self.model.columns)
         return [] if place is None else list(dict.fromkeys(row[place] for row in self.rows if place < len(row)))
 
@@ -77,7 +77,7 @@ class CasbinProgram:
         return frozenset(link[1] for link in self.links.get("g", ()) if len(link) > 1)
 
     def attributes(self) -> dict[str, list[str]]:
-        """Return the attributes that the matcher and rules in rows read of the subject and the object."""
+        """Returns the attributes that the matcher and rules in rows read of the subject and the object."""
         texts = (text for row in self.rows for text in row)
         found: dict[str, list[str]] = {"principal": [], "object": []}
         for name, attribute in attributes_read(self.model, texts):
@@ -99,7 +99,7 @@ class Proposal(NamedTuple):
 
 
 def files_in(policy: Sequence[Path]) -> list[Path]:
-    """Return the files of rows: of a folder, all `.csv` in the order of their names. Raises PolicyError."""
+    """Returns the files of rows: of a folder, all `.csv` in the order of their names. Raises PolicyError."""
     found: list[Path] = []
     for path in policy:
         inside = sorted(path.glob("*.csv")) if path.is_dir() else [path]
@@ -110,7 +110,7 @@ def files_in(policy: Sequence[Path]) -> list[Path]:
 
 
 def read_program(model: Path, policy: Sequence[Path], use: int) -> CasbinProgram | None:
-    """Read the files of a program; None if its model is none, which `check_program` reports."""
+    """Reads the files of a program; None if its model is none, which `check_program` reports."""
     faults = Faults()
     text = read_text(model, faults)
     entries = model_entries(str(model), text, faults) if text is not None else {}
@@ -132,7 +132,7 @@ def read_program(model: Path, policy: Sequence[Path], use: int) -> CasbinProgram
 
 
 def check_program(model: Path, policy: Sequence[Path], settings: CasbinMap) -> None:
-    """Load the program under these settings. Raises PolicyError with every fault."""
+    """Loads the program under these settings. Raises PolicyError with every fault."""
     files = ModelFiles.model_construct(model=model, policy=tuple(policy), use=settings.use)
     kinds: Mapping[Kind, ModelFiles] = {kind.value: files for kind in KINDS}  # type: ignore[misc]
     with TemporaryDirectory() as empty:
@@ -140,7 +140,7 @@ def check_program(model: Path, policy: Sequence[Path], settings: CasbinMap) -> N
 
 
 def propose(program: CasbinProgram, given: CasbinMap, ask: Ask | None = None) -> Proposal:
-    """Return the settings of a program: what `given` says, and for the rest what the files suggest, or the answers."""
+    """Returns the settings of a program: what `given` says, and for the rest what the files suggest, or the answers."""
     return _Proposing(program, given, ask).run()
 
 
@@ -175,7 +175,7 @@ class _Proposing:
         return Proposal(settings, read, self.why, self.notes, self._example(settings))
 
     def _names(self) -> tuple[CasbinNames, list[str]]:
-        """Return the names, and the upstreams that they are about."""
+        """Returns the names, and the upstreams that they are about."""
         said = self.given.names.model_fields_set
         subject, domain = self._caller()
         tables: dict[str, Mapping[str, str | ObjectTarget]] = {
@@ -201,7 +201,7 @@ class _Proposing:
         return CasbinNames.model_validate(tables), servers
 
     def _caller(self) -> tuple[str, str]:
-        """Return who `nhi:planner` is, and the domain of callers without one; "" for what the rows do not say."""
+        """Returns who `nhi:planner` is, and the domain of callers without one; "" for what the rows do not say."""
         program = self.program
         roles = program.roles
         found = (pair for pair in self._pairs() if pair[0] and pair[0] not in roles and all(map(_is_plain, pair)))
@@ -216,7 +216,7 @@ class _Proposing:
         return self.ask(f"{asked} ({_listed(known)})" if known else asked, subject or "planner", ()), domain
 
     def _pairs(self) -> Iterator[tuple[str, str]]:
-        """Yield the subjects of rows, then the members of roles, each with its domain."""
+        """Yields the subjects of rows, then the members of roles, each with its domain."""
         columns, form = self.program.model.columns, self.program.model.roles.get("g")
         sub, dom = place_of("sub", columns), place_of("dom", columns)
         for row in self.program.rows:
@@ -256,7 +256,7 @@ class _Proposing:
         return {f"tool:{EXAMPLE}/*/*": ObjectTarget(obj=obj, act="*2")}, [EXAMPLE]
 
     def _known_objects(self) -> list[str]:
-        """Return the objects of the rows; where they have roles, the members of these instead of the roles."""
+        """Returns the objects of the rows; where they have roles, the members of these instead of the roles."""
         program, letter = self.program, f"r{self.program.model.suffix}"
         found = program.column("obj")
         fields = text_fields(program.model.request)
@@ -291,7 +291,7 @@ class _Proposing:
         return found
 
     def _matching(self, key: str, what: str, patterns: Sequence[str]) -> str:
-        """Return the function that matches names in role rows: the answer, or none."""
+        """Returns the function that matches names in role rows: the answer, or none."""
         if not patterns:
             return ""
         call = "add_named_matching_func" if what == "names" else "add_named_domain_matching_func"
@@ -331,7 +331,7 @@ class _Proposing:
         return EXAMPLE_URL if self.ask is None else self.ask("The address of your MCP server", EXAMPLE_URL, ())
 
     def _example(self, settings: CasbinMap) -> str:
-        """Return a call that the first object's name suggests; "" if the names are somebody's own."""
+        """Returns a call that the first object's name suggests; "" if the names are somebody's own."""
         if self.given.names.model_fields_set or not self.program.asks("sub"):
             return ""
         subject = settings.names.subjects.get(PLANNER, "")
@@ -348,7 +348,7 @@ _MATCHING: Final = ("keyMatch", "keyMatch2", "keyMatch3", "keyMatch4", "keyMatch
 
 
 def _server_of(pattern: str) -> str:
-    """Return the upstream that a pattern of objects names; "" if it names none, or any."""
+    """Returns the upstream that a pattern of objects names; "" if it names none, or any."""
     kind, _, rest = pattern.partition(":")
     server = rest.partition("/")[0]
     return server if kind in ("tool", "prompt", "resource") and "*" not in server else ""

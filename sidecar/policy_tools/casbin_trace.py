@@ -95,7 +95,7 @@ class CasbinTrace:
         return found
 
     def ways(self, rule: RuleRef) -> tuple[tuple[str, ...], bool, tuple[str, ...]]:
-        """Return the roles from the request's subject to that of a row, whether the first of them is the token's, and
+        """Returns the roles from the request's subject to that of a row, whether the first of them is the token's, and
         the roles from its object."""
         roles = self._way(rule.subject, "sub")
         granted = self._texts.granted if self._texts is not None else ()
@@ -125,7 +125,7 @@ class CasbinTrace:
             yield from alternative.facets
 
     def nearest(self, most: int = MOST) -> list[NearestRule]:
-        """Return the allowing rows that would have matched but for one test of a column; the most alike first. Without
+        """Returns the allowing rows that would have matched but for one test of a column; the most alike first. Without
         misfits it is the rest of the matcher that does not hold."""
         table, alternatives = self._policy.table, self._policy.decider.rules.expression.alternatives
         if self._texts is None or not self._values or self.failed:
@@ -177,6 +177,6 @@ class CasbinTrace:
 
 
 def attributes_read(model: StockModel, texts: Iterable[str] = ()) -> list[tuple[str, str]]:
-    """Return the attributes of the request's values that a matcher, and rules in rows, read: field and attribute."""
+    """Returns the attributes of the request's values that a matcher, and rules in rows, read: field and attribute."""
     read = re.compile(rf"\br{model.suffix}\.(\w+)\.([A-Za-z_]\w*)")
     return list(dict.fromkeys(found for text in (model.matcher, *texts) for found in read.findall(text)))

@@ -30,7 +30,7 @@ class KnownCatalogue(NamedTuple):
 
 
 def read_catalogue(path: Path) -> KnownCatalogue:
-    """Read server → its tools' names (or full object names), or a list of full object names. Raises SettingsError."""
+    """Reads server → its tools' names (or full object names), or a list of full object names. Raises SettingsError."""
     document = read_document(path)
     faults, found, servers = list[Fault](), set[str](), set[str]()
 
@@ -73,7 +73,7 @@ def read_catalogue(path: Path) -> KnownCatalogue:
 def exact_names(
     rules: Iterable[Iterable[RuleRef]], sources: Iterable[PolicySource], most: int | None = None
 ) -> tuple[list[str], list[str]]:
-    """Return the callers and objects that rules, roles and sets name exactly, up to a bound each."""
+    """Returns the callers and objects that rules, roles and sets name exactly, up to a bound each."""
     sources = tuple(sources)
     subjects = dict.fromkeys(chain.from_iterable(source.roles.parents for source in sources))
     objects = dict.fromkeys(chain.from_iterable(source.sets.parents for source in sources))
@@ -97,13 +97,13 @@ class Known(NamedTuple):
 
     @classmethod
     def of(cls, subjects: Iterable[str], objects: Iterable[str], listed: frozenset[str] = frozenset()) -> Self:
-        """Collect the names. Every NHI is an object too: others may call it."""
+        """Collects the names. Every NHI is an object too: others may call it."""
         principals = frozenset(subjects)
         nhis = {name for name in principals if name.startswith("nhi:")}
         return cls(tuple(sorted(principals)), tuple(sorted({*objects} | nhis)), listed)
 
     def fitting(self, pattern: str) -> list[str]:
-        """Return the known objects that a rule's object, exact or pattern, matches."""
+        """Returns the known objects that a rule's object, exact or pattern, matches."""
         head = pattern.partition(WILDCARD)[0]
         start, end = bisect_left(self.objects, head), bisect_left(self.objects, f"{head}\U0010ffff")
         return [name for name in self.objects[start:end] if glob(name, pattern)]

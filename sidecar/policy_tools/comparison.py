@@ -62,7 +62,7 @@ class ComparisonFailed(Exception):
 def compare_aside(
     order: ComparisonOrder, serving: PolicySource, other: PolicySource | None = None
 ) -> Mapping[str, Any]:
-    """Return the differences as `policy diff` has them, and the explanation under the other policy. Blocks: call it in
+    """Returns the differences as `policy diff` has them, and the explanation under the other policy. Blocks: call it in
     a thread. Raises PolicyError for faults of the other policy, ComparisonFailed."""
     # Removed here, also if the process is killed.
     with tempfile.TemporaryDirectory(prefix="sidecar-policy-") if order.file else nullcontext() as made:
@@ -87,7 +87,7 @@ def _found(order: ComparisonOrder, serving: PolicySource, other: PolicySource | 
 
 
 def serve_order(orders: IO[bytes], out: IO[bytes]) -> None:
-    """Carry out one order in the separate process."""
+    """Carries out one order in the separate process."""
     order: ComparisonOrder = pickle.load(orders)
     serving = unpack(orders)
     other = unpack(orders) if order.place is None else None
@@ -141,7 +141,7 @@ def _compared(order: ComparisonOrder, serving: PolicySource, other: PolicySource
 
 
 def _replace(policies: Path, into: Path, file: ReplacedFile, most: int = MAX_FOLDER_BYTES) -> None:
-    """Copy a policy folder with one file replaced, or added. Raises PolicyError."""
+    """Copies a policy folder with one file replaced, or added. Raises PolicyError."""
     size = sum(path.stat().st_size for path in policies.rglob("*") if path.is_file())
     if size > most:
         told = f"more than {most >> 20} MiB: compare it with sidecar policy diff"
@@ -155,7 +155,7 @@ def _replace(policies: Path, into: Path, file: ReplacedFile, most: int = MAX_FOL
 
 
 def _located(data: Any, folder: Path) -> Any:
-    """Return data with the names of files as they are below the policy folder."""
+    """Returns data with the names of files as they are below the policy folder."""
     if isinstance(data, dict):
         return {
             name: _within(folder, value) if name == "file" and isinstance(value, str) else _located(value, folder)
@@ -165,6 +165,6 @@ def _located(data: Any, folder: Path) -> Any:
 
 
 def _within(folder: Path, file: str) -> str:
-    """Return the path of a file as it is below the policy folder."""
+    """Returns the path of a file as it is below the policy folder."""
     path = Path(file)
     return f"policies/{path.relative_to(folder)}" if folder != Path() and path.is_relative_to(folder) else file

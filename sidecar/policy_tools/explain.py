@@ -136,7 +136,7 @@ class Explanation(NamedTuple):
 def explain(
     engine: Engine, budgets: Budgets, chain: Chain, question: Question, at_s: float, approvers: Sequence[Principal] = ()
 ) -> Explanation:
-    """Explain a call, with `approvers` as if they had approved it."""
+    """Explains a call, with `approvers` as if they had approved it."""
     ask = engine.enter if is_session(question) else engine.decide
     decision = ask(chain, question, at_s)
     trace = _Trace(engine.source, engine, chain, question, at_s)
@@ -227,7 +227,7 @@ class _Trace:
         )
 
     def _casbin(self, place: int, link: Link) -> CasbinTrace | None:
-        """Trace a link that a Casbin model of another form than ours decided. It is one of the chain's own."""
+        """Traces a link that a Casbin model of another form than ours decided. It is one of the chain's own."""
         policy = self._engine.casbin(link.kind)
         if policy is None:
             return None
@@ -239,7 +239,7 @@ class _Trace:
         return CasbinTrace(policy, subject, link, None if self.is_record else scene, server)
 
     def _near(self, decision: Decision, traces: Sequence[CasbinTrace | None]) -> Mapping[int, Sequence[NearestRule]]:
-        """Return the nearest rules of each denied link, by its identity."""
+        """Returns the nearest rules of each denied link, by its identity."""
         denied = [
             (link, trace)
             for link, trace in zip(decision.links, traces, strict=True)
@@ -254,7 +254,7 @@ class _Trace:
         return found
 
     def _rules_near(self, links: Sequence[Link]) -> Iterable[RuleRef]:
-        """Return the rules to compare: all of a small policy; of a large one those with the subject or the object."""
+        """Returns the rules to compare: all of a small policy; of a large one those with the subject or the object."""
         if sum(self._engine.rule_counts.values()) <= MAX_COMPARED:
             return self._source.own_rules
         callers = {principal.name: principal for principal in self._chain}
@@ -310,7 +310,7 @@ class _Trace:
         return charges, plan.timeout_s
 
     def _counted_for(self, entry: BudgetRule) -> list[str]:
-        """Return the principals whose counters an entry of budgets.yaml charges, in the order of its charges."""
+        """Returns the principals whose counters an entry of budgets.yaml charges, in the order of its charges."""
         if not entry.each:
             return [TOGETHER]
         if entry.names_objects:
@@ -321,7 +321,7 @@ class _Trace:
 
 
 def _rows(rules: Iterable[RuleRef]) -> Callable[[RuleRef], str]:
-    """Return a function that gives these rules' rows as written, or as they would be. Each file is read once."""
+    """Returns a function that gives these rules' rows as written, or as they would be. Each file is read once."""
     wanted: dict[str, set[int]] = {}
     for rule in rules:
         if rule.line and rule.file.endswith(".csv"):

@@ -124,7 +124,7 @@ def _asked(asked: CasbinRequest) -> Iterator[str]:
 
 
 def _names_in(asked: CasbinRequest) -> tuple[str, str]:
-    """Return the subject and the object of a request as the policy has them."""
+    """Returns the subject and the object of a request as the policy has them."""
     fields = text_fields(tuple(asked.values))
     found = {fields.get(field, ""): str(value) for field, value in asked.values.items()}
     return found.get("sub", ""), found.get("obj", "")
@@ -179,7 +179,7 @@ def _the_rest(found: Explanation) -> Iterator[str]:
 
 
 def _together(found: Explanation) -> Iterator[str]:
-    """Yield what applies where several grants match: each limit counts, and none lifts another."""
+    """Yields what applies where several grants match: each limit counts, and none lifts another."""
     counting = _counting(found)
     if len(counting) > 1:
         rules = " and ".join(counting) if len(counting) == 2 else ", ".join(counting)
@@ -292,7 +292,7 @@ def _ground_data(ground: Ground) -> dict[str, Any]:
 
 
 def rule_data(rule: RuleRef, text: str) -> dict[str, Any]:
-    """Return a rule with the text of its row as JSON values."""
+    """Returns a rule with the text of its row as JSON values."""
     data = {**_members(rule, "id effect file line max_calls_per_hour"), "text": text}
     data |= {name: value or None for name, value in _members(rule, "owner reason when").items()}
     data |= {"expires_at": None if rule.expires_at is None else moment(rule.expires_at)}

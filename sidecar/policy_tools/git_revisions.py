@@ -33,7 +33,7 @@ class Revision(NamedTuple):
     root: Path | None = None
 
     def shown(self, file: str) -> str:
-        """Return a file name for display: `main:policies/roles.csv` for a file from git."""
+        """Returns a file name for display: `main:policies/roles.csv` for a file from git."""
         if self.root is None or not file.startswith(f"{self.root}/"):
             return file
         return f"{self.label.partition(':')[0]}:{file[len(str(self.root)) + 1 :]}"
@@ -47,7 +47,7 @@ class _Blob(NamedTuple):
 
 @contextmanager
 def opened(name: str, *, directory: Path) -> Iterator[Revision]:
-    """Open a folder, or a git revision of the repository that contains `directory`. Raises SettingsError."""
+    """Opens a folder, or a git revision of the repository that contains `directory`. Raises SettingsError."""
     folder = directory / name
     if name and folder.is_dir():
         yield Revision(name, in_folder(Path(name) if directory == Path() else folder))
@@ -124,7 +124,7 @@ class _GitReader:
         return said.decode("utf-8", "replace").strip() if good else ""
 
     async def blobs(self, commit: str, folders: Sequence[PurePosixPath]) -> list[_Blob]:
-        """Return every file under these folders. Refuses links and everything else that is not a file."""
+        """Returns every file under these folders. Refuses links and everything else that is not a file."""
         named = [str(folder) for folder in folders if str(folder) != "."]
         listing = ("ls-tree", "-r", "-l", "-z", "--full-tree", commit, "--", *named)
         said, good = await self._run(listing, most=MAX_FILES * 512)
@@ -156,7 +156,7 @@ class _GitReader:
         return found
 
     async def _run(self, arguments: Sequence[str], *, most: int, sent: bytes = b"") -> tuple[bytes, bool]:
-        """Return git's output, and whether it succeeded. Refuses more than `most` bytes and an exceeded deadline."""
+        """Returns git's output, and whether it succeeded. Refuses more than `most` bytes and an exceeded deadline."""
         path = executable_of("git", {}, os.environ)
         if path is None:
             _refuse(self._name, "this is no folder, and git is not installed")

@@ -88,7 +88,8 @@ def may_overlap(one: str, other: str) -> bool:
 def witness(
     shapes: Shapes, all_of: Sequence[str], none_of: Collection[str] = (), avoid: Collection[str] = ()
 ) -> str | None:
-    """Return a name that matches `all_of`, none of `none_of`, and is none of `avoid`; or None. Raises TooManyStates."""
+    """Returns a name that matches `all_of`, none of `none_of`, and is none of `avoid`; or None. Raises
+    TooManyStates."""
     for name in _natural(shapes, all_of):
         fits = name not in avoid and all(glob(name, pattern) for pattern in all_of)
         if fits and not any(glob(name, pattern) for pattern in none_of):
@@ -106,7 +107,7 @@ def witness(
 def classes(
     shapes: Shapes, all_of: Sequence[str], others: Sequence[str], avoid: Collection[str] = ()
 ) -> Iterator[tuple[frozenset[str], str]]:
-    """Yield each set of others that a name outside `avoid` matches together, and the name. Raises TooManyStates."""
+    """Yields each set of others that a name outside `avoid` matches together, and the name. Raises TooManyStates."""
     told: set[frozenset[str]] = set()
     for shape in shapes:
         for met, name in _walk(shape, all_of, others, ()):
@@ -122,7 +123,7 @@ def classes(
 
 
 def _natural(shapes: Shapes, all_of: Sequence[str]) -> Iterator[str]:
-    """Yield names that a person would choose: the only possible one, or the longest pattern, filled."""
+    """Yields names that a person would choose: the only possible one, or the longest pattern, filled."""
     pattern = max(all_of, key=lambda pattern: (WILDCARD not in pattern, len(pattern)), default=WILDCARD)
     if WILDCARD not in pattern:
         yield from (pattern for shape in shapes if shape.has(pattern))
@@ -155,7 +156,7 @@ class _Automaton:
         self.forever = self.stars & (self.accepts >> 1)  # a wildcard at the end, once reached
 
     def settle(self, state: int) -> int:
-        """Add the positions that a wildcard lets pass; positions before the last wildcard reached add nothing."""
+        """Adds the positions that a wildcard lets pass; positions before the last wildcard reached add nothing."""
         if stars := state & self.stars:
             last = 1 << (stars.bit_length() - 1)
             state = (state & -last) | last << 1
@@ -172,7 +173,7 @@ _automaton = lru_cache(4096)(_Automaton)
 def _walk(
     shape: GlobShape, all_of: Sequence[str], others: Sequence[str], none_of: Sequence[str]
 ) -> Iterator[tuple[frozenset[str], str]]:
-    """Yield (which others match, a shortest name) for each way to match all of these and none of the banned."""
+    """Yields (which others match, a shortest name) for each way to match all of these and none of the banned."""
     parts = [_automaton(pattern) for pattern in (*all_of, *others, *none_of)]
     must, ban = len(all_of), len(all_of) + len(others)
     banned = parts[ban:]
@@ -211,7 +212,7 @@ def _walk(
 
 
 def _alphabet(shape: GlobShape, patterns: Sequence[str]) -> list[str]:
-    """Return the characters that the patterns name, those of server names, and one or two for all others."""
+    """Returns the characters that the patterns name, those of server names, and one or two for all others."""
     named = {character for pattern in patterns for character in pattern} & (shape.characters | _LOWER | {"-", "/"})
     rest = [character for character in "x" + "".join(sorted(_LOWER)) if character not in named][:1]
     rest += sorted(shape.characters - named - _LOWER - {"-", "/"})[:1]

@@ -72,13 +72,13 @@ class Sought(NamedTuple):
         outcomes: Mapping[str, str] = _NONE,
         server: str = "",
     ) -> Self:
-        """Return the question of a denied link; `server` is that of a session call."""
+        """Returns the question of a denied link; `server` is that of a session call."""
         roles = next((engine.roles_of(principal) for principal in chain if principal.name == link.subject), frozenset())
         sets = source.sets.closure((link.object,))
         return cls(link.kind, link.subject, roles, link.object, sets, link.action, now_s, outcomes, server)
 
     def fits(self, rule: RuleRef) -> tuple[bool, ...]:
-        """Return whether each of PARTS matches. The condition of a row that did not match has not run, and counts."""
+        """Returns whether each of PARTS matches. The condition of a row that did not match has not run, and counts."""
         session = bool(self.server)
         on_it = (meets_prefix(rule.object, f"{word}{self.server}/") for word in ON_SERVERS)
         outcome = self.outcomes.get(rule.when, "true") if rule.when and not session else "true"
@@ -95,7 +95,7 @@ class Sought(NamedTuple):
 def nearest(
     sought: Sequence[Sought], rules: Iterable[RuleRef], sets: RoleLinks, most: int = MOST
 ) -> list[list[NearestRule]]:
-    """Return for each question the rules that would have allowed it, but for a part or two; the nearest first."""
+    """Returns for each question the rules that would have allowed it, but for a part or two; the nearest first."""
     pools = [_Pool(each) for each in sought]
     names = dict.fromkeys(islice(sets.parents, MAX_NAMES), True)
     for rule in rules:

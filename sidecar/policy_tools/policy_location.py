@@ -56,19 +56,19 @@ class PolicyLocation:
         )
 
     def budgets(self) -> Budgets:
-        """Return all limits other than those of rows, as they apply when this policy serves. Raises PolicyError."""
+        """Returns all limits other than those of rows, as they apply when this policy serves. Raises PolicyError."""
         return replace(load_budgets(self.policies / BUDGETS_FILE), offers=self.offers)
 
 
 def configured(path: Path, environ: Mapping[str, str]) -> PolicyLocation:
-    """Return the policy that sidecar.yaml names; without that file, the one beside its path. Raises SettingsError."""
+    """Returns the policy that sidecar.yaml names; without that file, the one beside its path. Raises SettingsError."""
     if not path.exists() and (path.parent / POLICIES).is_dir():
         return in_folder(path.parent)
     return replace(location_of(load_settings(path, environ, check_files=False)), config=path)
 
 
 def location_of(settings: Settings) -> PolicyLocation:
-    """Return the policy that settings name."""
+    """Returns the policy that settings name."""
     policy, offers = settings.policy, {name: offer for name, _, offer in settings.offers()}
     names, programs = frozenset(settings.upstreams), frozenset(settings.agents)
     limits = entries_of(offers)
@@ -77,7 +77,7 @@ def location_of(settings: Settings) -> PolicyLocation:
 
 
 def in_folder(folder: Path) -> PolicyLocation:
-    """Return the policy in a folder with `policies/` and perhaps `models/`, or of rows. How Casbin models are asked is
+    """Returns the policy in a folder with `policies/` and perhaps `models/`, or of rows. How Casbin models are asked is
     in a sidecar.yaml beside them. Raises SettingsError."""
     if not folder.is_dir():
         raise SettingsError([fault_in(folder, "this folder is not there", code="P001")])
@@ -92,7 +92,7 @@ def in_folder(folder: Path) -> PolicyLocation:
 
 
 def files_named(folder: Path) -> list[Path]:
-    """Return the models and rows that a sidecar.yaml in this folder names one by one. Raises SettingsError."""
+    """Returns the models and rows that a sidecar.yaml in this folder names one by one. Raises SettingsError."""
     policy = _policy_beside(folder)
     return [] if policy is None else list(policy.files)
 

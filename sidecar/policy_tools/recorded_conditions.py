@@ -108,7 +108,8 @@ class RecordedCase:
     def _recorded(
         self, condition: Condition, path: Steps, facts: list[RecordedFact], digests: Digests | None
     ) -> Found | str:
-        """Return a value for an argument that the condition cannot distinguish from the original, or why there is none.
+        """Returns a value for an argument that the condition cannot distinguish from the original, or why there is
+        none.
 
         A value that equals none of the constants can be replaced by any other such value if only equality is tested.
         This does not hold where the recorded run failed: the value may be too large for any test."""

@@ -43,7 +43,7 @@ class Candidate:
         self.engine = Engine(with_stand_ins(source, self.case))
 
     def decide(self, asked: RecordedQuestion) -> ReplayAnswer:
-        """Return the answer if it is the same for every outcome of the unknown conditions.
+        """Returns the answer if it is the same for every outcome of the unknown conditions.
 
         An error is no match on a row that allows and a match on one that denies: errors everywhere allow the least. The
         combination of true and false that allows the most has to be searched for."""
@@ -73,7 +73,7 @@ class Candidate:
         return ReplayAnswer(None, least, TOO_MANY)
 
     def _by_matchers(self, asked: RecordedQuestion, decision: Decision) -> str:
-        """Return why a Casbin model cannot be asked again, if the answer depends on it; "" if it can, or need not be:
+        """Returns why a Casbin model cannot be asked again, if the answer depends on it; "" if it can, or need not be:
         no other link denies the call whatever conditions say."""
         doubts, denied = list[str](), False
         for place, link in enumerate(decision.links):
@@ -94,7 +94,7 @@ class Candidate:
 
 
 def _doubt(policy: StockPolicy, asked: RecordedQuestion, is_last: bool) -> str:
-    """Return what a Casbin model reads that no record holds."""
+    """Returns what a Casbin model reads that no record holds."""
     if policy.reader.from_caller and is_last and not asked.without_arguments:
         return "a Casbin model reads what the caller wrote, which no record holds"
     if any(form.parameters for form in policy.table.source.model.roles.values()):
@@ -161,7 +161,7 @@ def replay(
     until: str = "",
     progress: Callable[[int], object] = lambda read_bytes: None,
 ) -> Replay:
-    """Replay records `since` a time and before `until`; `progress` gets the bytes read. Raises UnreadableAuditLine."""
+    """Replays records `since` a time and before `until`; `progress` gets the bytes read. Raises UnreadableAuditLine."""
     report = Replay()
 
     def torn(size: int) -> None:

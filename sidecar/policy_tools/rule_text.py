@@ -14,23 +14,23 @@ _QUOTED_IN_CSV = re.compile(r'[,"]|^[ \t]|[ \t]$')
 
 
 def moment(at_s: float) -> str:
-    """Format seconds since the epoch as RFC 3339, as rows have it."""
+    """Formats seconds since the epoch as RFC 3339, as rows have it."""
     return datetime.fromtimestamp(at_s, UTC).isoformat().replace("+00:00", "Z")
 
 
 def place(rule: RuleRef) -> str:
-    """Return `policies/agent_to_tool.csv:12`; "" for a rule that no file has."""
+    """Returns `policies/agent_to_tool.csv:12`; "" for a rule that no file has."""
     return f"{rule.file}:{rule.line}" if rule.file else ""
 
 
 def cut(items: Sequence[str], most: int, more: str = "and {} more") -> list[str]:
-    """Return the first `most` items and `and 7 more`; all of them if there is only one more."""
+    """Returns the first `most` items and `and 7 more`; all of them if there is only one more."""
     rest = len(items) - most
     return [*items] if rest <= 1 else [*items[:most], more.format(rest)]
 
 
 def columns(rule: RuleRef) -> dict[str, str]:
-    """Return the fields of a rule by the columns of the built-in models."""
+    """Returns the fields of a rule by the columns of the built-in models."""
     actions = list(rule.actions)
     if set(USED) <= set(actions):
         actions = [USE, *(action for action in actions if action not in USED)]
@@ -46,14 +46,14 @@ def columns(rule: RuleRef) -> dict[str, str]:
 
 
 def approval_notes(terms: ApprovalTerms) -> dict[str, str]:
-    """Return the notes that a row with these terms has, all of them."""
+    """Returns the notes that a row with these terms has, all of them."""
     valid = ONCE if terms.valid_s is None else duration_text(terms.valid_s)
     notes = {"approval": terms.role, "within": duration_text(terms.within_s), "valid": valid}
     return notes | ({"approval_reason": REQUIRED} if terms.reason else {})
 
 
 def approval_text(terms: ApprovalTerms) -> str:
-    """Return `role:oncall, within 15m, valid once, with a reason`."""
+    """Returns `role:oncall, within 15m, valid once, with a reason`."""
     notes = approval_notes(terms)
     valid = "valid once" if terms.valid_s is None else f"valid for {notes['valid']}"
     words = [terms.role, f"within {notes['within']}", valid]
@@ -73,7 +73,7 @@ def csv_row(rule: RuleRef) -> str:
 
 
 def scalar(text: str) -> str:
-    """Return a text as YAML: plain if it is unambiguous, else quoted."""
+    """Returns a text as YAML: plain if it is unambiguous, else quoted."""
     if _PLAIN.fullmatch(text) and ": " not in text and not text.endswith((":", " ")) and _is_text(text):
         return text
     if '"' not in text and "\\" not in text and text.isprintable():

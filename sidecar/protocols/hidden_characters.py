@@ -110,7 +110,7 @@ def _cleaned(value: Any) -> Any:
 
 
 def _clean(text: str) -> str:
-    """Repeat until nothing is found: removing a character can leave its neighbour without effect."""
+    """Repeats until nothing is found: removing a character can leave its neighbour without effect."""
     while (cleaned := _FOUND.sub("", text)) != text:
         text = cleaned
     return text

@@ -233,7 +233,7 @@ def spellings(known: Iterable[str]) -> Spellings:
 
 
 def refuse_variants(keys: Iterable[str], known: Spellings, where: str) -> None:
-    """Refuse keys of one object that differ from one another, or from a known one, only in case (threats P2)."""
+    """Refuses keys of one object that differ from one another, or from a known one, only in case (threats P2)."""
     seen = set()
     for key in keys:
         fold = key.casefold()
@@ -264,7 +264,7 @@ def _check_outcome(envelope: dict[str, Any]) -> None:
 
 
 def _refuse_excess(raw: bytes, max_depth: int, max_keys: int, max_values: int) -> None:
-    """Refuse JSON that is nested too deep, or holds too many keys or values, before a parser has built any of it."""
+    """Refuses JSON that is nested too deep, or holds too many keys or values, before a parser has built any of it."""
     # Every count is an upper bound, strings included; nearly every call passes. Only the others are counted exactly.
     opened, colons, commas = raw.count(b"{") + raw.count(b"["), raw.count(b":"), raw.count(b",")
     if opened <= max_depth and colons <= max_keys and opened + commas <= max_values:

@@ -93,7 +93,8 @@ class Breaker:
         self._claimed_until = self.clock_mono() + AGAIN_S
 
     def enter(self) -> BreakerPass:
-        """Let one exchange go; give the pass to `answered`, `failed` or `given_up`. Raises Refusal(UPSTREAM_OPEN)."""
+        """Lets one exchange pass; give the pass to `answered`, `failed` or `given_up`. Raises
+        Refusal(UPSTREAM_OPEN)."""
         if not self.closed:
             self._refuse(self.rest_s)
             if self.state is BreakerState.OPEN:

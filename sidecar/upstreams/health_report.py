@@ -43,7 +43,7 @@ class HealthReport:
 
 
 async def report_on(upstream: McpTransport, *, now_s: float) -> HealthReport:
-    """Begin a conversation, list the tools, end it. Failures are part of the report."""
+    """Begins a conversation, lists the tools, and ends it. Failures are part of the report."""
     report = await _asked(upstream, rfc3339(now_s))
     if isinstance(upstream, ProgramUpstream):
         await upstream.close()  # afterwards all that it wrote is read

@@ -138,7 +138,7 @@ async def body_of(response: ClientResponse, max_bytes: int) -> bytes:
 
 
 async def hold(share: Share, size: int, deadline: Deadline) -> None:
-    """Wait for buffer space for so many bytes of an answer. Raises Refusal(RESPONSE_REFUSED) at the deadline."""
+    """Waits for buffer space for so many bytes of an answer. Raises Refusal(RESPONSE_REFUSED) at the deadline."""
     try:
         await share.hold(size, deadline.at)
     except TimeoutError:

@@ -103,7 +103,7 @@ class UpstreamAccount:
         return sum(self._latencies_s) / len(self._latencies_s) if self._latencies_s else None
 
     def observed_by(self, observer: Metrics | None) -> None:
-        """Report the state, and each later change, to `observer`; None stops that, when another account takes over."""
+        """Reports the state, and each later change, to `observer`; None stops that, when another account takes over."""
         self._observer = observer
         if observer is not None:
             observer.upstream_stands(self.name, self.standing.status)

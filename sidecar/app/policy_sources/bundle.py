@@ -73,7 +73,7 @@ class Bundle:
 
 
 def build(folder: Path, *, name: str, version: int, created_at: float) -> bytes:
-    """Build an unsigned bundle from a folder's `policies` and `models`. Raises BadArchive, OSError."""
+    """Builds an unsigned bundle from a folder's `policies` and `models`. Raises BadArchive, OSError."""
     files = dict(_files_of(folder))
     entries = {path: {"bytes": len(raw), "sha256": hashlib.sha256(raw).hexdigest()} for path, raw in files.items()}
     manifest = {"v": VERSION, "name": name, "version": version, "created_at": created_at, "files": entries}
@@ -83,7 +83,7 @@ def build(folder: Path, *, name: str, version: int, created_at: float) -> bytes:
 
 
 def sign(bundle: bytes, key: SigningKey) -> bytes:
-    """Add a signature, or replace the one of the same key. Raises BadArchive."""
+    """Adds a signature, or replaces the one of the same key. Raises BadArchive."""
     if key.algorithm != "EdDSA":
         raise BadArchive("bundles are signed with Ed25519")
     found = {one.name: b"".join(one.content) for one in members(gunzipped(io.BytesIO(bundle)))}
@@ -99,7 +99,7 @@ def sign(bundle: bytes, key: SigningKey) -> bytes:
 
 
 def opened(bundle: bytes, keys: Keys, *, into: Path | None = None) -> Bundle:
-    """Verify a whole bundle, and unpack it if an empty folder is given. Raises BadArchive, OSError."""
+    """Verifies a whole bundle, and unpacks it if an empty folder is given. Raises BadArchive, OSError."""
     found = members(gunzipped(io.BytesIO(bundle)))
     raw = _small(next(found, None), MANIFEST, MAX_MANIFEST)
     second = next(found, None)
@@ -112,7 +112,7 @@ def opened(bundle: bytes, keys: Keys, *, into: Path | None = None) -> Bundle:
 
 
 def read_keys(path: Path) -> Keys:
-    """Read the trusted keys: a JWKS or a PEM file of Ed25519 keys. Raises BadArchive, OSError."""
+    """Reads the trusted keys: a JWKS or a PEM file of Ed25519 keys. Raises BadArchive, OSError."""
     with path.open("rb") as file:
         raw = file.read(MAX_KEY_FILE + 1)
     try:
@@ -173,7 +173,7 @@ def _vouched(manifest: bytes, signatures: Mapping[str, bytes], keys: Keys) -> st
 
 
 def _manifest(raw: bytes) -> Manifest:
-    """Parse a manifest. Unknown members come from a newer minor version and are ignored."""
+    """Parses a manifest. Unknown members come from a newer minor version and are ignored."""
     try:
         said = orjson.loads(raw)
         if said["v"] != VERSION:

@@ -158,7 +158,7 @@ class _GitRunner:
         return git
 
     async def fetched(self) -> str:
-        """Fetch the ref. Returns the id of its commit."""
+        """Fetches the ref. Returns the id of its commit."""
         wanted = f"+{await self._whole_ref()}:{CANDIDATE}"
         options = ("--quiet", "--depth=1", "--no-tags", "--no-recurse-submodules", "--no-auto-maintenance")
         await self.line("fetch", *options, "--", self.chosen.url, wanted)
@@ -202,7 +202,7 @@ class _GitRunner:
         await self.line("archive", "--format=tar", f"--output={packed}", top, "--", *wanted, writes=packed)
 
     async def line(self, *arguments: str, before: Sequence[str] = (), writes: Path | None = None) -> str:
-        """Run git and return its output. `writes` is a file that it writes outside its folder. Raises SourceError."""
+        """Runs git and returns its output. `writes` is a file that it writes outside its folder. Raises SourceError."""
         chosen = [*_SETTINGS, f"protocol.{self.chosen.url.partition(':')[0]}.allow=always"]
         if self.chosen.ca_path is not None:
             chosen.append(f"http.sslCAInfo={self.chosen.ca_path.absolute()}")
@@ -227,7 +227,7 @@ class _GitRunner:
         return said.decode("utf-8", "replace").strip()
 
     async def _too_much_on_disk(self, also: Path | None) -> None:
-        """Return when git has used too much disk space: a small repository can hold a large archive."""
+        """Returns when git has used too much disk space: a small repository can hold a large archive."""
         while True:
             if await asyncio.to_thread(_bytes_under, self.folder, also) > MAX_ON_DISK:
                 return

@@ -37,13 +37,13 @@ class PolicyOrigin(Protocol):
         """The source's policy, checked and stored; None if already taken. Raises SourceError, SettingsError."""
 
     def refuse(self, why: str) -> None:
-        """Do not return the last result of `look` again."""
+        """Lets `look` return a new result instead of the last one."""
 
     def forget(self) -> None:
-        """Judge refused policies again."""
+        """Judges refused policies again."""
 
     async def close(self) -> None:
-        """End what it has running."""
+        """Ends what it has running."""
 
 
 AdoptPolicy = Callable[[StoredPolicy, str, Callable[[], Awaitable[None]]], Awaitable[None]]
@@ -74,7 +74,7 @@ class SourcePoller:
     _one_at_a_time: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def begin(self, settings: Settings, prove: Callable[[Settings], object]) -> None:
-        """Take the source's policy, or the last stored one if `prove` raises ConfigError; without one, raise it."""
+        """Takes the source's policy, or the last stored one if `prove` raises ConfigError; without one, raises it."""
 
         async def adopt(taken: StoredPolicy, by: str, keep: Callable[[], Awaitable[None]]) -> None:
             await asyncio.to_thread(prove, placed(settings, taken))
@@ -89,7 +89,7 @@ class SourcePoller:
             raise SettingsError([fault])
 
     async def run(self, settings: Callable[[], Settings], adopt: AdoptPolicy) -> None:
-        """Poll at the configured interval. `settings` returns those in force. Runs as long as the process."""
+        """Polls at the configured interval. `settings` returns those in force. Runs as long as the process."""
         while True:
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._pause_s(settings())):
@@ -121,17 +121,17 @@ class SourcePoller:
         return served.version if served is not None and served.name == name else 0
 
     def hint(self) -> None:
-        """Poll soon: the source may have a new version."""
+        """Polls soon: the source may have a new version."""
         self._wake.set()
 
     def reconsider(self) -> None:
-        """Judge refused policies again under the new settings."""
+        """Judges refused policies again under the new settings."""
         if self.trouble and self._origin is not None:
             self._origin.forget()
             self._wake.set()
 
     async def look(self, settings: Settings, adopt: AdoptPolicy, by: str = "policy source") -> Exception | None:
-        """Poll now. Errors are returned and reported, and change nothing."""
+        """Polls now. Errors are returned and reported, and change nothing."""
         async with self._one_at_a_time:
             kind = settings.policy.source.kind if settings.policy.source else ""
             if kind != self._kind:
@@ -210,7 +210,7 @@ class SourcePoller:
     def _fail(
         self, settings: Settings, why: str, faults: Sequence[Fault] = (), longest_s: float = LONGEST_PAUSE_S
     ) -> None:
-        """Report a failure. Pauses grow up to `longest_s`; 0 means that they do not grow."""
+        """Reports a failure. Pauses grow up to `longest_s`; 0 means that they do not grow."""
         self._failures, self._longest_pause_s = self._failures + 1 if longest_s else 0, longest_s
         self.faults, self.refused = Counter(fault.code for fault in faults), tuple(faults[:MAX_REFUSED])
         told = ("what the policy's source has now does not serve, what was taken last does", why)

@@ -41,7 +41,7 @@ class StoredRevisions:
             shutil.rmtree(made, ignore_errors=True)
 
     def name(self, made: Path, name: str) -> None:
-        """Rename a completely unpacked policy to its final name. Raises OSError."""
+        """Renames a completely unpacked policy to its final name. Raises OSError."""
         target = self.folder / name
         if target.exists():  # refused before, or left by a killed process; the new content is checked
             shutil.rmtree(target)
@@ -49,7 +49,7 @@ class StoredRevisions:
         sync_folder(self.folder)
 
     def put_in_force(self, kept: StoredPolicy, before: StoredPolicy | None) -> None:
-        """Make the next start use this policy. Raises OSError."""
+        """Makes the next start use this policy. Raises OSError."""
         write_whole(self.folder / CURRENT, kept.plain(), mode=0o600)
         sync_folder(self.folder)
         self._tidy({kept.name} if before is None else {kept.name, before.name})

@@ -53,7 +53,7 @@ class TarNames:
     folders: set[str] = field(default_factory=set)
 
     def take(self, name: str) -> None:
-        """Add a file name. Raises BadArchive for an invalid or duplicate name."""
+        """Adds a file name. Raises BadArchive for an invalid or duplicate name."""
         parts = name.split("/")
         if len(parts) > MAX_DEPTH or not all(map(_SEGMENT.fullmatch, parts)):
             raise BadArchive(f"no file is named {name[:128]!r} in a policy")
@@ -115,7 +115,7 @@ def _headers(archive: IO[bytes]) -> Iterator[tuple[str, int, bytes]]:
 
 
 def write_member(root: Path, member: TarMember) -> None:
-    """Write one file, synced to disk, under a folder that only this user can write."""
+    """Writes one file, synced to disk, under a folder that only this user can write."""
     target = root / member.name
     try:
         target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -44,7 +44,7 @@ MAX_RULES: Final = 16_384  # compiled texts of `eval` that are kept
 
 
 def read_expression(text: str, names: Definitions, roles: Mapping[str, Callable[..., bool]]) -> Expression:
-    """Compile a matcher. `roles` decide `g`, `g2`…. Raises BadExpressionError."""
+    """Compiles a matcher. `roles` decide `g`, `g2`…. Raises BadExpressionError."""
     reader = MatcherReader(names, text)
     try:
         node = reader.read()
@@ -66,7 +66,7 @@ def read_expression(text: str, names: Definitions, roles: Mapping[str, Callable[
 
 
 def uncompiled_rule(text: str, names: Definitions) -> str:
-    """Return why a rule for `eval` is not compiled; "" if it is. Raises BadExpressionError."""
+    """Returns why a rule for `eval` is not compiled; "" if it is. Raises BadExpressionError."""
     reader = MatcherReader(names, text, rule=True)
     try:
         reader.read()
@@ -82,7 +82,7 @@ def _combined(operator: ast.boolop, parts: Sequence[Part]) -> Part:
 
 
 def _parts(node: Part, operator: type[ast.boolop], reader: MatcherReader) -> Iterator[Part]:
-    """Yield the parts of a disjunction or conjunction, in order."""
+    """Yields the parts of a disjunction or conjunction, in order."""
     if isinstance(node.tree, ast.BoolOp) and isinstance(node.tree.op, operator):
         for value in node.tree.values:
             yield from _parts(reader.node(value), operator, reader)
@@ -103,7 +103,7 @@ class _MatcherCompiler:
         }  # fmt: skip
 
     def whole(self, node: Part) -> Evaluate:
-        """Return the function of a matcher, whose value is a bool."""
+        """Returns the function of a matcher, whose value is a bool."""
         function = self.function(node)
         if node.kind is Kind.BOOL:
             return function
@@ -136,7 +136,7 @@ class _MatcherCompiler:
         return self.function(_combined(ast.Or(), alternatives))
 
     def alternatives(self, node: Part) -> Iterator[Alternative]:
-        """Yield the alternatives of one part of a disjunction; more than one if it has disjunctions of its own, as in
+        """Yields the alternatives of one part of a disjunction; more than one if it has disjunctions of its own, as in
         `r.sub == p.sub && (r.obj == p.obj || p.obj == "*")`."""
         chosen_of: list[list[list[Part]]] = []
         count = 1
@@ -213,7 +213,7 @@ _OURS: Mapping[type[ast.operator], str] = {ast.Mult: "_times", ast.Add: "_plus",
 
 
 def _copied(tree: ast.expr) -> ast.expr:
-    """Copy a tree, because compiling changes it."""
+    """Copies a tree, because compiling changes it."""
     copied: ast.expr = ast.parse(ast.unparse(tree), mode="eval").body
     return copied
 
@@ -245,7 +245,7 @@ class _Rewriter(ast.NodeTransformer):
         return _calls(name, *arguments)
 
     def _variant(self, name: str, node: ast.Call) -> str:
-        """Return the function, or that for patterns which requests give."""
+        """Returns the function, or that for patterns which requests give."""
         if name not in COMPILED:
             return name
         read = [each.id for each in ast.walk(node.args[1]) if isinstance(each, ast.Name)]
@@ -280,7 +280,7 @@ def _key_of_any(value: Any, pattern: str) -> bool:
 
 
 def _all_functions() -> Iterator[tuple[str, Callable[..., Any]]]:
-    """Yield the functions of expressions, and those that keep few patterns, for patterns that requests give."""
+    """Yields the functions of expressions, and those that keep few patterns, for patterns that requests give."""
     yield "who", patterns.who
     yield "timeMatch", time_match
     for name, compiled in COMPILED.items():
@@ -293,7 +293,7 @@ _EVERY_FUNCTION: Mapping[str, Callable[..., Any]] = dict(_all_functions())
 
 
 def attribute_of(value: Any, name: str) -> Any:
-    """Return an attribute of a value of the request, or of an attribute. Raises EvaluationError if there is none."""
+    """Returns an attribute of a value of the request, or of an attribute. Raises EvaluationError if there is none."""
     attributes = value.attributes if isinstance(value, Attributed) else value
     if isinstance(attributes, Mapping) and name in attributes:
         return attributes[name]
@@ -328,7 +328,7 @@ def _modulo(one: Any, other: Any) -> Any:
 
 
 def _truth(value: Any) -> bool:
-    """Return the outcome of a matcher as pycasbin takes it."""
+    """Returns the outcome of a matcher as pycasbin takes it."""
     if isinstance(value, bool):
         return value
     if isinstance(value, float):

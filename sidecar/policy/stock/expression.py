@@ -51,7 +51,7 @@ Evaluate = Callable[[Sequence[Any], Sequence[str]], Any]
 
 @lru_cache
 def text_fields(fields: tuple[str, ...]) -> Mapping[str, Text]:
-    """Return which fields of a request, or columns, are the subject, the domain, the object and the action: for each,
+    """Returns which fields of a request, or columns, are the subject, the domain, the object and the action: for each,
     the first that has a usual name."""
     found: dict[str, Text] = {}
     for text, lists in _WORDS.items():
@@ -62,7 +62,7 @@ def text_fields(fields: tuple[str, ...]) -> Mapping[str, Text]:
 
 
 def place_of(text: Text, fields: tuple[str, ...]) -> int | None:
-    """Return the position of the field or column that is a text; None if none is."""
+    """Returns the position of the field or column that is a text; None if none is."""
     return next((at for at, name in enumerate(fields) if text_fields(fields).get(name) == text), None)
 
 
@@ -184,7 +184,7 @@ class NotCompiledError(Exception):
 
 
 def _in_python(text: str, *, rule: bool) -> str:
-    """Return an expression as pycasbin hands it to Python's parser (`util.escape_assertion`, `util.remove_comments`,
+    """Returns an expression as pycasbin hands it to Python's parser (`util.escape_assertion`, `util.remove_comments`,
     `CoreEnforcer._get_expression`)."""
     for side in ("p", "r"):
         if found := re.search(rf"\b{side}(\d*)\.", text):
@@ -253,7 +253,7 @@ class MatcherReader:
         self._columns = {f"p{names.suffix}_{name}": at for at, name in enumerate(names.columns)}
 
     def read(self) -> Part:
-        """Read the expression. Raises BadExpressionError, and NotCompiledError for what only pycasbin evaluates, whose
+        """Reads the expression. Raises BadExpressionError, and NotCompiledError for what only pycasbin evaluates, whose
         patterns and rules are checked nevertheless."""
         tree = self._tree()
         try:
@@ -268,7 +268,7 @@ class MatcherReader:
             raise
 
     def _tree(self) -> ast.expr:
-        """Parse the expression. Raises BadExpressionError for what neither pycasbin nor we evaluate."""
+        """Parses the expression. Raises BadExpressionError for what neither pycasbin nor we evaluate."""
         if len(self._text) > MAX_EXPRESSION_CHARS:
             raise BadExpressionError(f"an expression has at most {MAX_EXPRESSION_CHARS} characters")
         try:
@@ -293,7 +293,7 @@ class MatcherReader:
         return BadExpressionError(f"this is not an expression{reason[:100]}", token, "check the brackets and operators")
 
     def _token(self, word: str) -> str:
-        """Return a word of the Python form as it stands in the text."""
+        """Returns a word of the Python form as it stands in the text."""
         dotted = re.sub(r"^([pr]\d*)_", r"\1.", word)
         return dotted if dotted in self._text else word if word in self._text else ""
 
@@ -321,7 +321,7 @@ class MatcherReader:
         return True
 
     def _check(self, tree: ast.expr) -> None:
-        """Raise BadExpressionError for names that do not exist, and for what is never evaluated."""
+        """Raises BadExpressionError for names that do not exist, and for what is never evaluated."""
         methods = {id(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
         for node in ast.walk(tree):
             match node:

@@ -126,7 +126,7 @@ _BRACKETS_OR_ESCAPE: Final = re.compile(r"(\[\^?\]?(?:\\.|[^\]\\])*\])|\\(.)", r
 
 
 def _with_unicode(pattern: str) -> str:
-    """Write the classes of a Python pattern as RE2 takes them."""
+    """Writes the classes of a Python pattern as RE2 takes them."""
     return _BRACKETS_OR_ESCAPE.sub(_written_class, pattern)
 
 
@@ -206,7 +206,7 @@ class _Segment(NamedTuple):
 
 
 def _plain_path(pattern: str, style: str) -> Test | None:
-    """Return a test that compares segments; None for a pattern that only a regular expression can express."""
+    """Returns a test that compares segments; None for a pattern that only a regular expression can express."""
     head, rest, tail = pattern.partition("/*")
     segments: list[_Segment] = []
     for part in head.split("/"):
@@ -339,7 +339,7 @@ def _glob(pattern: str) -> Test:
 
 
 def _plain_glob(pattern: str) -> Test:
-    """Return a test that compares segments, which is made in a tenth of the time."""
+    """Returns a test that compares segments, which is made in a tenth of the time."""
     head, deep, _ = pattern.partition("/**")
     segments = [(segment.removesuffix("*"), segment.endswith("*")) for segment in head.split("/")]
     count = len(segments)
@@ -367,7 +367,7 @@ def _marked(text: str) -> str:
 
 
 def _glob_regex(one: str) -> str:
-    """Return the regular expression of a glob without braces, for texts as `_marked` returns them."""
+    """Returns the regular expression of a glob without braces, for texts as `_marked` returns them."""
     written = re.split("/+", one)
     is_folder = len(written) > 1 and not written[-1]
     pairs = zip(written, [None, *written], strict=False)
@@ -422,7 +422,7 @@ def _glob_prefix(pattern: str) -> str:
 
 
 def _single_slashes(text: str) -> str:
-    """Return a text as globs see it: several slashes are one."""
+    """Returns a text as globs see it: several slashes are one."""
     return _SLASHES.sub("/", text)
 
 

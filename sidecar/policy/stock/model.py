@@ -59,7 +59,7 @@ class BadModelError(Exception):
 
 
 def model_of(entries: Mapping[str, str], suffix: str = "") -> StockModel:
-    """Return the model of entries by key (`r`, `p2`, `g`…). Raises BadModelError."""
+    """Returns the model of entries by key (`r`, `p2`, `g`…). Raises BadModelError."""
     request, columns, matcher = (_entry(entries, f"{key}{suffix}") for key in "rpm")
     effect_text = _entry(entries, "e")  # pycasbin has one effect for all of them
     roles = {key: _role_form(key, text) for key, text in entries.items() if re.fullmatch(r"g\d*", key)}
@@ -70,7 +70,7 @@ def model_of(entries: Mapping[str, str], suffix: str = "") -> StockModel:
 
 
 def definitions_of(model: StockModel) -> Definitions:
-    """Return the names that the model's matcher may use."""
+    """Returns the names that the model's matcher may use."""
     arguments = {key: form.arguments for key, form in model.roles.items()}
     conditional = frozenset(key for key, form in model.roles.items() if form.parameters)
     return Definitions(model.request, model.columns, arguments, model.suffix, conditional)

@@ -73,7 +73,7 @@ class NameMap(NamedTuple):
 
 
 def name_pattern(text: str) -> re2._Regexp[str]:
-    """Return what the names of an entry match, with a group for each wildcard. Its time is linear in a name, which
+    """Returns what the names of an entry match, with a group for each wildcard. Its time is linear in a name, which
     callers choose."""
     head, slash, rest = text.partition("/")
     runs = (head, "([^/]*)" if slash else "(.*)"), (rest, "(.*)")

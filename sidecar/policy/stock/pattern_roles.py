@@ -45,15 +45,15 @@ class PatternRoles:
         return member in found and member not in self._roles and matches(self._match, role, member)
 
     def next(self, name: str) -> Iterable[str]:
-        """Return the roles that a name has directly."""
+        """Returns the roles that a name has directly."""
         return self._roles[name] if name in self._roles else self._as_added(name)[0]
 
     def patterns(self, role: str) -> Sequence[str]:
-        """Return the patterns whose members have a role that no row holds."""
+        """Returns the patterns whose members have a role that no row holds."""
         return () if role in self._roles else self._matched(role)
 
     def _above(self, member: str) -> frozenset[str]:
-        """Return the roles that a member reaches; with itself only if a link leads back to it."""
+        """Returns the roles that a member reaches; with itself only if a link leads back to it."""
         roles, users = (self._roles[member], set[str]()) if member in self._roles else self._as_added(member)
         seen, level = set[str](), set(roles)
         for _ in range(MAX_HOPS):
@@ -64,7 +64,7 @@ class PatternRoles:
         return frozenset(seen)
 
     def _as_added(self, name: str) -> tuple[dict[str, None], set[str]]:
-        """Return the roles and users that a name of no row has once pycasbin has added it."""
+        """Returns the roles and users that a name of no row has once pycasbin has added it."""
         roles, users = dict[str, None](), set[str]()
         for pattern in self._patterns_of(name):
             roles |= self._roles[pattern]
@@ -76,13 +76,13 @@ class PatternRoles:
         return roles, users
 
     def _patterns_of(self, name: str) -> list[str]:
-        """Return the names of rows that are patterns which a name matches, in the order in which they were added."""
+        """Returns the names of rows that are patterns which a name matches, in the order in which they were added."""
         prefixes = {name[:length] for length in range(len(name) + 1)} & self._by_prefix.keys()
         found = [each for prefix in prefixes for each in self._by_prefix[prefix] if matches(self._match, name, each)]
         return sorted(found, key=self._order.__getitem__)
 
     def _matching(self, pattern: str) -> Iterator[str]:
-        """Yield the names of rows that match a pattern."""
+        """Yields the names of rows that match a pattern."""
         prefix = self._match.prefix(pattern)
         at = bisect_left(self._sorted, prefix)
         while at < len(self._sorted) and self._sorted[at].startswith(prefix):

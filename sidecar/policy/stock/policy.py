@@ -149,7 +149,7 @@ class StockPolicy:
         return LinkRows(self, subject, obj, act, place, lends, list(decision.rows), some)
 
     def judge(self, found: LinkRows, outcomes: Sequence[LinkOutcome], now_s: float) -> LinkAnswer:
-        """Decide one link. `outcomes` is that of the matcher, if it is evaluated in each call."""
+        """Decides one link. `outcomes` is that of the matcher, if it is evaluated in each call."""
         about = self.kind, found.subject.name, found.object, found.action
         expired = False
         failed = _DIFFERENCE if found.some & _DIFFERS else "failed" * bool(found.some & _FAILED)
@@ -173,7 +173,7 @@ class StockPolicy:
     def opened(
         self, answer: LinkAnswer, asker: PolicySubject, server: str, now_s: float
     ) -> tuple[LinkAnswer, Iterable[float]]:
-        """Return the answer to a session call: unchanged, unless a row that may concern the caller allows something,
+        """Returns the answer to a session call: unchanged, unless a row that may concern the caller allows something,
         and the policy has names for objects on the server; and the times at which that may change."""
         link, table = answer.link, self.table
         texts = self.reader.caller(asker)
@@ -193,7 +193,7 @@ class StockPolicy:
         return answer._replace(link=link, roles=self._roles(asker, rules), until=until), times
 
     def decided(self, request: Sequence[Any], scene: ConditionContext, units: float) -> tuple[MatcherOutcome, float]:
-        """Decide a request with all its attributes; return the units that are left too."""
+        """Decides a request with all its attributes; returns the units that are left too."""
         table = self.table
         if table.source.is_plain or not len(table):
             return _outcome(self.decider.decide(request)), units
@@ -239,7 +239,7 @@ class StockPolicy:
         return self.reader.texts(subject, obj, act)
 
     def _roles(self, subject: PolicySubject, rules: Iterable[RuleRef]) -> tuple[str, ...]:
-        """Return the roles through which rules match the subject."""
+        """Returns the roles through which rules match the subject."""
         graph, texts = self.decider.rules.roles.get("g"), self.reader.caller(subject)
         if graph is None or texts is None:
             return ()
@@ -251,7 +251,7 @@ class StockPolicy:
 
 
 def concluded(effect: Effect, matching: Iterable[tuple[int, str]], failed: str) -> RowsDecision:
-    """Apply an effect to the rows that match, with their words, and to a failure after them."""
+    """Applies an effect to the rows that match, with their words, and to a failure after them."""
     allows: list[int] = []
     for row, word in matching:
         if word == "deny" and effect is not Effect.ALLOW_OVERRIDE:

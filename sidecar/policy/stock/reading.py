@@ -62,7 +62,7 @@ class RowLine(NamedTuple):
         return [raw[start:end].strip() for start, end in self._spans()]
 
     def column_of(self, field: int) -> int:
-        """Return where a field begins; columns count from 1."""
+        """Returns where a field begins; columns count from 1."""
         start, end = list(self._spans())[field]
         text = self.raw[start:end]
         return start + len(text) - len(text.lstrip()) + 1
@@ -155,7 +155,7 @@ class StockReader:
             raise Wrong("P124", message, error.hint, offset=at, width=width) from None
 
     def read(self, file: str, text: str) -> None:
-        """Read the rows of one file."""
+        """Reads the rows of one file."""
         faults, own, roles = self._faults, f"p{self._model.suffix}", self._model.roles
         self._names.append(file)
         for number, raw in enumerate(text.split("\n"), start=1):
@@ -193,7 +193,8 @@ class StockReader:
                 faults.error("P101", message, line.source, line.column_of(0), max(1, len(key)), hint)
 
     def _refuse_notes(self, line: RowLine) -> None:
-        """Report notes that decide in rows of our own models. Here their line is a comment, and the row would allow."""
+        """Reports notes that decide in rows of our own models. Here their line is a comment, and the row would
+        allow."""
         found = _DECIDING_NOTE.match(line.raw)
         if found is not None:
             message = f"{found[1]} has no effect in a row of a Casbin model"
@@ -260,7 +261,7 @@ class StockReader:
             self._faults.error(wrong.code, wrong.message, line.source, at, width, wrong.hint)
 
     def finished(self, settings: CasbinSettings) -> StockSource:
-        """Return the model with all its rows. Reports what only all of them show."""
+        """Returns the model with all its rows. Reports what only all of them show."""
         model, count = self._model, len(self._rows)
         order: Sequence[int] = range(count)
         try:
@@ -294,7 +295,7 @@ class StockReader:
 def check_casbin_rows(
     foreign: str, rows: int, settings: CasbinSettings, faults: Faults, file: str, row_us: float = CASBIN_US
 ) -> None:
-    """Report what pycasbin costs where it decides: because of `foreign`, which says why a matcher is not compiled, or
+    """Reports what pycasbin costs where it decides: because of `foreign`, which says why a matcher is not compiled, or
     because the settings say so."""
     if not foreign and settings.engine == "compiled":
         return
@@ -316,7 +317,7 @@ def check_casbin_rows(
 def stock_model(
     entries: Mapping[str, ModelEntry], file: str, use: int, settings: CasbinSettings, faults: Faults
 ) -> StockModel | None:
-    """Return the model of entries, whose definitions `use` chooses; None with faults."""
+    """Returns the model of entries, whose definitions `use` chooses; None with faults."""
     suffix = "" if use == 1 else str(use)
     try:
         model = model_of({key: entry.value for key, entry in entries.items()}, suffix)
@@ -352,7 +353,7 @@ def stock_model(
 
 
 def path_of(name: str, settings: CasbinSettings) -> str | None:
-    """Return the path of a field of the request that is no text; None if there is none."""
+    """Returns the path of a field of the request that is no text; None if there is none."""
     given = settings.request.get(name)
     side, underscore, attribute = name.partition("_")
     if given is None and underscore and side in _SIDES:
@@ -364,7 +365,7 @@ _SIDES: Final[Mapping[str, str]] = {"sub": "principal", "obj": "object"}
 
 
 def role_options(settings: CasbinSettings) -> Mapping[str, RoleOptions]:
-    """Return what the settings say about role definitions."""
+    """Returns what the settings say about role definitions."""
     return {
         key: RoleOptions(
             FUNCTIONS[said.match] if said.match else None,

@@ -68,7 +68,7 @@ class CasbinRequests:
         return bool(self._written)
 
     def caller(self, subject: PolicySubject) -> RequestTexts | None:
-        """Return the names of a caller, without object and action; None if the policy has no name for it.
+        """Returns the names of a caller, without object and action; None if the policy has no name for it.
 
         A name that a pattern makes never is that of a role: otherwise a user who chooses the name `admin` would be one.
         `anonymous` has a name only if an entry names it."""
@@ -81,7 +81,7 @@ class CasbinRequests:
         return RequestTexts(sub, dom, "", "", tuple(sorted(granted)))
 
     def texts(self, subject: PolicySubject, obj: str, act: str) -> RequestTexts | None:
-        """Return the names of a request; None if the policy has no name for one of them."""
+        """Returns the names of a request; None if the policy has no name for one of them."""
         caller, target = self.caller(subject), self._names.objects.map(obj)
         if caller is None or target is None:
             return None
@@ -89,7 +89,7 @@ class CasbinRequests:
         return None if action is None else caller._replace(obj=target.obj, act=action)
 
     def unnamed(self, subject: PolicySubject, obj: str, act: str) -> str:
-        """Return why the policy has no name for a part of a request; "" if it has one for each."""
+        """Returns why the policy has no name for a part of a request; "" if it has one for each."""
         names = self._names
         sub, target = names.subjects.text(subject.name), names.objects.map(obj)
         if sub is None:
@@ -108,12 +108,12 @@ class CasbinRequests:
         return ""
 
     def plain(self, texts: RequestTexts) -> list[Any]:
-        """Return the values of a request that no attribute is read of."""
+        """Returns the values of a request that no attribute is read of."""
         values = {"sub": texts.caller, "dom": texts.dom, "obj": texts.obj, "act": texts.act, "": ""}
         return [values[text] for text in self._texts]
 
     def full(self, texts: RequestTexts, obj: str, scene: ConditionContext) -> tuple[list[Any], Mapping[str, Any]]:
-        """Return the values of a request with all attributes, and what of them the caller wrote, by path. `obj` is the
+        """Returns the values of a request with all attributes, and what of them the caller wrote, by path. `obj` is the
         object's name of ours. Raises EvaluationError for a field that is not there."""
         sources = _Sources(scene, obj, self._attributes)
         values: dict[str, Any] = {
@@ -134,14 +134,14 @@ class CasbinRequests:
         return any(self._names.objects.meets(f"{kind}{server}/") for kind in ON_SERVERS)
 
     def known(self, rows: Iterable[str]) -> Iterator[str]:
-        """Yield names of ours that the policy has names for. `rows` are the names in its rows."""
+        """Yields names of ours that the policy has names for. `rows` are the names in its rows."""
         for table in (self._names.subjects, self._names.objects):
             yield from table.exact
         if self._names.subjects.is_identity:
             yield from rows
 
     def patterns(self) -> Iterator[str]:
-        """Yield the patterns of principals that the policy has names for."""
+        """Yields the patterns of principals that the policy has names for."""
         yield from self._names.subjects.patterns
 
     def _with_given(self, text: str, attributes: Mapping[str, Any], sources: _Sources) -> Mapping[str, Any]:

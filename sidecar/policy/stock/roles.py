@@ -79,7 +79,7 @@ class RoleGraph:
         self._above = lru_cache(MAX_NAMES)(self._containers)
 
     def containers(self, member: str, domain: str = "") -> frozenset[str]:
-        """Return the roles that a member has, directly or through others, whatever the conditions of the links."""
+        """Returns the roles that a member has, directly or through others, whatever the conditions of the links."""
         if type(domain) is not str:  # an attribute; pycasbin takes its text
             domain = str(domain)
         found = self._above(member, domain)
@@ -109,7 +109,7 @@ class RoleGraph:
         return role in level
 
     def way(self, member: str, role: str, domain: str = "") -> tuple[str, ...]:
-        """Return the roles on a shortest way from a member to a role, without the member; () if there is none. Raises
+        """Returns the roles on a shortest way from a member to a role, without the member; () if there is none. Raises
         EvaluationError, as a condition may fail."""
         if member == role:
             return ()
@@ -124,7 +124,7 @@ class RoleGraph:
         return ways.get(role, ())
 
     def _ends(self, role: str, domain: str) -> Sequence[str]:
-        """Return the names that have to be reached: the role, or a pattern that it matches."""
+        """Returns the names that have to be reached: the role, or a pattern that it matches."""
         if self.options.match is None:
             return (role,)
         return (role, *self._patterns(self._domains(domain)).patterns(role))
@@ -137,7 +137,7 @@ class RoleGraph:
         return [role for role, parameters in links.items() if condition is None or condition(*parameters)]
 
     def _domains_within(self, domain: str) -> tuple[str, ...]:
-        """Return the domains whose links count in a domain, itself first."""
+        """Returns the domains whose links count in a domain, itself first."""
         match = self.options.match_domain
         own = (domain,) if domain in self._links else ()
         if match is None:
@@ -145,7 +145,7 @@ class RoleGraph:
         return (*own, *(each for each in self._links if each != domain and matches(match, domain, each)))
 
     def _links_within(self, domains: tuple[str, ...]) -> Mapping[str, Mapping[str, tuple[str, ...]]]:
-        """Return the roles of each member, with the parameters of their last links, as in pycasbin."""
+        """Returns the roles of each member, with the parameters of their last links, as in pycasbin."""
         found: dict[str, dict[str, tuple[str, ...]]] = {}
         for domain in domains:
             for member, role, parameters in self._links[domain]:
@@ -173,7 +173,7 @@ class RoleGraph:
 def role_graphs(
     forms: Mapping[str, RoleForm], links: Mapping[str, Sequence[Sequence[str]]], options: Mapping[str, RoleOptions]
 ) -> dict[str, RoleGraph]:
-    """Return the role definitions of a model by name. If one of them has conditions, pycasbin compares only the names
+    """Returns the role definitions of a model by name. If one of them has conditions, pycasbin compares only the names
     in all that have none. It matches no patterns in those that have conditions."""
     is_conditional = any(form.parameters for form in forms.values())
     graphs: dict[str, RoleGraph] = {}
@@ -193,7 +193,7 @@ def _granted(member: str) -> tuple[str, ...]:
 
 
 def checked(condition: Condition) -> Condition:
-    """Return a condition whose failure refuses the request."""
+    """Returns a condition whose failure refuses the request."""
 
     def check(*parameters: str) -> bool:
         try:

@@ -131,7 +131,7 @@ class IndexBuilder:
 
 
 def _equal(rows: CompactRows, column: int, text: str, chosen: Iterable[int]) -> list[int]:
-    """Return the rows in which a column is a text."""
+    """Returns the rows in which a column is a text."""
     number = rows.texts.index(text) if text in rows.texts else -1
     return [at for at in chosen if rows.columns[column][at] == number]
 
@@ -141,8 +141,8 @@ def _in_order(level: IndexLevel, order: Iterable[int]) -> IndexLevel:
 
 
 def _rank(level: IndexLevel) -> tuple[bool, int]:
-    """Return the order of a level. Those at which a request has one key come first, because each further key multiplies
-    the searches at the levels that follow; then those with more keys, which leave fewer rows."""
+    """Returns the order of a level. Those at which a request has one key come first, because each further key
+    multiplies the searches at the levels that follow; then those with more keys, which leave fewer rows."""
     return bool(level.test.function), -len(level.texts) - len(level.frequent)
 
 
@@ -153,7 +153,7 @@ def _is_free(level: IndexLevel, row: int) -> bool:
 
 
 def _level(test: ColumnTest, rows: CompactRows) -> IndexLevel | None:
-    """Return the level of a test, with the keys of the rows in their order; None if all have the prefix of every
+    """Returns the level of a test, with the keys of the rows in their order; None if all have the prefix of every
     text."""
     texts, column = rows.texts, rows.columns[test.column]
     key_of = array("I", bytes(4 * len(texts)))
@@ -171,7 +171,7 @@ def _level(test: ColumnTest, rows: CompactRows) -> IndexLevel | None:
 def _pattern_level(
     test: ColumnTest, texts: Sequence[str], rows_of: Mapping[int, int], key_of: array[int]
 ) -> IndexLevel:
-    """Return the level of patterns, without the keys of rows. Sets `key_of` for the text numbers in `rows_of`, which
+    """Returns the level of patterns, without the keys of rows. Sets `key_of` for the text numbers in `rows_of`, which
     are the numbers of their rows."""
     prefix_of = {number: _prefix(test.function, texts[number]) for number in rows_of}
     holders = {prefix: number for number, prefix in prefix_of.items()}
@@ -203,7 +203,7 @@ def _pattern_level(
 
 
 def _prefix(function: str, pattern: str) -> str:
-    """Return the prefix of a pattern as a part of its text, so that it need not be stored."""
+    """Returns the prefix of a pattern as a part of its text, so that it need not be stored."""
     prefix = FUNCTIONS[function].prefix(pattern)
     at = pattern.find(prefix)
     return "" if at < 0 else prefix[: max(0, MAX_KEY_CHARS - at)]
@@ -230,7 +230,7 @@ class IndexSearch:
         self._levels = [(level.keys, _keys_of(level, rows.texts, roles)) for level in index.levels]
 
     def rows(self, request: Sequence[Any]) -> Iterable[int]:
-        """Return the rows to try, in order; the range of all rows if each has to be tried."""
+        """Returns the rows to try, in order; the range of all rows if each has to be tried."""
         asked = self._alternative.asked
         if asked is not None and not asked(request, ()):
             return ()
@@ -249,7 +249,7 @@ class IndexSearch:
         return merge(*[memoryview(rows)[low:high] for low, high in runs])  # each is sorted, and few may be needed
 
     def of_subject(self, request: Sequence[Any], unknown: Collection[int]) -> Iterator[int]:
-        """Yield the rows that can concern the subject of a request, whatever its values at the places `unknown`."""
+        """Yields the rows that can concern the subject of a request, whatever its values at the places `unknown`."""
         asked, index = self._alternative.asked, self._index
         if asked is not None and self._alternative.places.isdisjoint(unknown) and not asked(request, ()):
             return
@@ -262,7 +262,7 @@ class IndexSearch:
 
 
 def _narrowed(runs: Sequence[Run], column: array[int], keys: Collection[int]) -> list[Run]:
-    """Return the parts of runs, each sorted by `column`, whose key is one of `keys`."""
+    """Returns the parts of runs, each sorted by `column`, whose key is one of `keys`."""
     found: list[Run] = []
     for low, high in runs:
         if high - low <= SCANNED * len(keys):
@@ -317,7 +317,7 @@ def _searched(text: str, numbers: array[int], texts: Sequence[str]) -> tuple[int
 
 
 def _prefixes_of(level: IndexLevel, texts: Sequence[str]) -> KeysOf:
-    """Return a search for all prefixes that a text begins with, and the frequent patterns that it matches. Of sorted
+    """Returns a search for all prefixes that a text begins with, and the frequent patterns that it matches. Of sorted
     texts, those that a text begins with are the last one that is not greater, or texts that this one begins with."""
     place, function, parents = level.test.place, FUNCTIONS[level.test.function], level.parents
     numbers, starts, ends, every = level.texts, level.starts, level.ends, range(len(level.texts))

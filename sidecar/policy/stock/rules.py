@@ -27,7 +27,7 @@ RuleIndex = tuple[AlternativeIndex, ...]
 
 
 def index_of_rules(model: StockModel, rows: CompactRows, options: Mapping[str, RoleOptions] = {}) -> RuleIndex:
-    """Build the index of rows that are in the order in which they are tried. It can be pickled. Raises
+    """Builds the index of rows that are in the order in which they are tried. It can be pickled. Raises
     BadExpressionError."""
     plain = [key for key in model.roles if options.get(key, PLAIN_ROLES).match is None]
     subject = place_of("sub", model.request)
@@ -73,7 +73,7 @@ class Rules:
         self._unknown = frozenset(at for at in later if at is not None)
 
     def decide(self, request: Sequence[Any]) -> RowsDecision:
-        """Decide one request, its values in the order of the model's definition."""
+        """Decides one request, its values in the order of the model's definition."""
         try:
             if any(asked(request, ()) for asked in self._asked):
                 return self._of_every_row
@@ -87,7 +87,7 @@ class Rules:
         return self._decision((at, self._effect(row)) for at, row in enumerate(self.rows))
 
     def _decision(self, words: Iterable[tuple[int, str]]) -> RowsDecision:
-        """Return the decision of matching rows, given with their effects."""
+        """Returns the decision of matching rows, given with their effects."""
         effect, allows, found = self.model.effect, False, list[int]()
         for at, word in words:
             if word == "deny":
@@ -102,8 +102,8 @@ class Rules:
         return RowsDecision(allows or effect.allows_by_default, tuple(found))
 
     def matching(self, request: Sequence[Any]) -> tuple[tuple[int, ...], str]:
-        """Return all rows that match, in order, and why the evaluation of a row failed, after which no row is tried; ""
-        if none did."""
+        """Returns all rows that match, in order, and why the evaluation of a row failed, after which no row is tried;
+        "" if none did."""
         found: list[int] = []
         try:
             for at, _ in self._matching(request):
@@ -113,8 +113,8 @@ class Rules:
         return tuple(found), ""
 
     def opening(self, request: Sequence[Any]) -> tuple[int, ...]:
-        """Return some rows with the effect allow that can concern the subject of a request, whatever its object and its
-        action. If there is any among the first MAX_OPENING_TRIED of its rows, at least one is returned."""
+        """Returns some rows with the effect allow that can concern the subject of a request, whatever its object and
+        its action. If there is any among the first MAX_OPENING_TRIED of its rows, at least one is returned."""
         found: set[int] = set()
         try:
             for at in islice(self._of_subject(request), MAX_OPENING_TRIED):
@@ -166,7 +166,7 @@ def _reason(error: EvaluationError) -> str:
 
 
 def in_order(model: StockModel, rows: Sequence[Row], links: Mapping[str, Sequence[Row]]) -> list[Row]:
-    """Return the rows as pycasbin sorts them: by the subject's level in the roles, then by priority. Raises ValueError
+    """Returns the rows as pycasbin sorts them: by the subject's level in the roles, then by priority. Raises ValueError
     for priorities of which some are numbers and some are not."""
     found = list(rows)
     if model.effect is Effect.SUBJECT_PRIORITY:
@@ -188,7 +188,7 @@ def _place(model: StockModel, name: str) -> int | None:
 
 
 def _levels(links: Sequence[Row]) -> dict[tuple[str, str], int]:
-    """Return the level of each name in the hierarchy of roles, in its domain: members before their roles. Raises
+    """Returns the level of each name in the hierarchy of roles, in its domain: members before their roles. Raises
     ValueError for a cycle."""
     pairs = [
         ((link[2] if len(link) > 2 else "", link[0]), (link[2] if len(link) > 2 else "", link[1])) for link in links

@@ -25,12 +25,12 @@ class StockTable(RuleRows):
         self._places = {name: columns.index(name) for name in (EXPIRES_AT, LIMIT, WHEN, EFFECT) if name in columns}
 
     def text(self, name: str, row: int) -> str:
-        """Return what a row says in one of our columns; by default `-`, or `allow` for the effect."""
+        """Returns what a row says in one of our columns; by default `-`, or `allow` for the effect."""
         place = self._places.get(name)
         return (NONE if name != EFFECT else "allow") if place is None else self.source.rows[row][place]
 
     def end_of(self, row: int) -> float | None:
-        """Return when a row expires, in seconds since the epoch."""
+        """Returns when a row expires, in seconds since the epoch."""
         return expires_at(self.text(EXPIRES_AT, row))
 
     def id_of(self, row: int) -> str:
@@ -41,7 +41,7 @@ class StockTable(RuleRows):
         return len(self.source.rows)
 
     def names(self) -> Iterator[str]:
-        """Yield the subjects and objects of the rows."""
+        """Yields the subjects and objects of the rows."""
         for row in self.source.rows:
             yield from (row[place] for place in (self._sub, self._obj) if place is not None)
 

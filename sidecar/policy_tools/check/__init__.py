@@ -90,7 +90,7 @@ def check(
     soon_days: float = 14,
     strict: bool = False,
 ) -> CheckReport:
-    """Return the errors, or else all suspicious findings. Never raises for the content of the policy's files."""
+    """Returns the errors, or else all suspicious findings. Never raises for the content of the policy's files."""
     refused: list[Fault] = []
 
     def loaded(load: Callable[[], T]) -> T | None:
@@ -131,7 +131,7 @@ def check(
 
 
 def suspicious(policy: LintedPolicy) -> tuple[list[Fault], dict[str, int]]:
-    """Return the lints' findings, at most 200 of one code, and the number of further ones by code."""
+    """Returns the lints' findings, at most 200 of one code, and the number of further ones by code."""
     seen: Counter[str] = Counter()
     faults = []
     for lint in LINTS:
@@ -160,7 +160,7 @@ def _fault(finding: PolicyFinding, written: RuleSources) -> Fault:
 
 
 def _with_line(fault: Fault, written: RuleSources) -> Fault:
-    """Return the loader's warning, with the line and the place of what its message names if it had no line."""
+    """Returns the loader's warning, with the line and the place of what its message names if it had no line."""
     if fault.source or not fault.line:
         return fault
     named = _QUOTED.search(fault.message)

@@ -51,7 +51,7 @@ class _ComparedSide:
         return found | {name for link in self.links for name in link}
 
     def names_in(self, column: int) -> Iterator[tuple[str, int]]:
-        """Yield the distinct names of a column, each with its number in the rows."""
+        """Yields the distinct names of a column, each with its number in the rows."""
         rows = self.table.source.rows
         return ((rows.texts[number], number) for number in set(rows.columns[column]))
 
@@ -157,13 +157,13 @@ def _has_patterns(test: ColumnTest, settings: CasbinSettings, option: str) -> bo
 
 
 def _links(source: StockSource, compared: Sequence[ColumnTest], domains: Sequence[ColumnTest]) -> list[tuple[str, str]]:
-    """Return the members and roles on this side; for a side of domains, each domain as its own member."""
+    """Returns the members and roles on this side; for a side of domains, each domain as its own member."""
     found = [(link[0], link[1]) for test in compared for link in source.links.get(test.function, ())]
     return found + [(link[2], link[2]) for test in domains for link in source.links.get(test.function, ())]
 
 
 def _results(names: CasbinNames, text: str) -> Iterator[tuple[str, str]]:
-    """Yield the entries of a table with what they give on this side. An object may give the action too."""
+    """Yields the entries of a table with what they give on this side. An object may give the action too."""
     for ours, theirs in names.objects.items() if text in ("obj", "act") else getattr(names, _TABLES[text]).items():
         if isinstance(theirs, str):
             if text != "act":

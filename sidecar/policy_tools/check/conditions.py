@@ -56,7 +56,7 @@ def _constant(condition: Condition) -> _Never | None:
 
 
 def _without_claims(condition: Condition) -> str:
-    """Return the outcome for a caller without roles and scopes and a call without arguments."""
+    """Returns the outcome for a caller without roles and scopes and a call without arguments."""
     scene = ConditionContext((Principal("user:unknown"),), 0, Question("", "", ""), {}, 0.0, lambda _: frozenset())
     return condition.run(scene)[0]
 
@@ -121,7 +121,7 @@ def unasked_arguments(policy: LintedPolicy) -> Iterator[PolicyFinding]:
 
 
 def _unasked(condition: Condition) -> str:
-    """Return the first path into the caller's input that is read without a presence test, or ""."""
+    """Returns the first path into the caller's input that is read without a presence test, or ""."""
     asked = {read.path for read in condition.syntax.reads if read.test == "has"} | set(condition.syntax.sought)
     for path in condition.paths:
         own = 1 if path[0] == "args" else 2 if path[:2] == ("call", "meta") else len(path)
@@ -132,7 +132,7 @@ def _unasked(condition: Condition) -> str:
 
 
 def _by_text(policy: LintedPolicy, ask: Callable[[Condition], T]) -> Callable[[str], T]:
-    """Return a function that asks each condition once."""
+    """Returns a function that asks each condition once."""
     return lru_cache(None)(lambda text: ask(policy.source.conditions[text]))
 
 

@@ -77,7 +77,8 @@ def json(report: CheckReport, where: str, root: Path) -> str:
 
 
 def plain(fault: Fault) -> dict[str, object]:
-    """Return a fault as plain values. `end_column` is the column after its last character; a whole file has 0 and 0."""
+    """Returns a fault as plain values. `end_column` is the column after its last character; a whole file has 0 and
+    0."""
     place = {"file": visible(fault.file), "line": fault.line, "column": fault.column, "end_column": _end(fault)}
     return place | {name: getattr(fault, name) for name in ("code", "severity", "message", "hint")}
 
@@ -87,7 +88,7 @@ def _end(fault: Fault) -> int:
 
 
 def relative(file: str, root: Path) -> str:
-    """Return a file's path from the repository's root, with `/`. A file outside stays absolute."""
+    """Returns a file's path from the repository's root, with `/`. A file outside stays absolute."""
     path, top = Path(file).resolve(), root.resolve()
     return (path.relative_to(top) if path.is_relative_to(top) else path).as_posix()
 

@@ -105,7 +105,7 @@ class LintedPolicy:
         return [element for element in self.elements.get(name, ()) if not element.startswith("set:")]
 
     def object_kinds(self, rule: RuleRef) -> frozenset[str]:
-        """Return the kinds of object that a rule can match, among those of its permission kind."""
+        """Returns the kinds of object that a rule can match, among those of its permission kind."""
         things = self.things(rule.object) if rule.object.startswith("set:") else [rule.object]
         asked = KINDS_ASKED[rule.kind][1]
         return asked if rule.object == "*" else asked.intersection(thing.partition(":")[0] for thing in things)
@@ -132,7 +132,7 @@ class LintedPolicy:
 
 @lru_cache(4096)
 def _asked(kind: PermissionKind, objects: frozenset[str], actions: tuple[str, ...]) -> frozenset[str]:
-    """Return those of a rule's actions that are possible on its objects."""
+    """Returns those of a rule's actions that are possible on its objects."""
     possible = possible_actions(kind, objects)
     if DELEGATE in actions and kind is PermissionKind.AGENT_TO_TOOL:  # `use` is about agents on an `nhi:` object
         possible -= MCP_TASK_ACTIONS

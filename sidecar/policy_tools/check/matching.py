@@ -85,7 +85,7 @@ def _who_has(policy: LintedPolicy, role: str, filled: Iterable[str]) -> str:
 
 
 def near(name: str, names: Iterable[str]) -> str:
-    """Return `did you mean …?`, searched among names of about the same length."""
+    """Returns `did you mean …?`, searched among names of about the same length."""
     alike = (other for other in names if other != name and abs(len(other) - len(name)) <= 2)
     return meant(name, islice(alike, MAX_NEAR))
 
@@ -243,7 +243,7 @@ def _users(policy: LintedPolicy, role: str) -> list[str]:
 
 
 def _callers(policy: LintedPolicy, subject: str) -> list[str]:
-    """Return the only caller that a subject matches; [] if there are several, or they are not known."""
+    """Returns the only caller that a subject matches; [] if there are several, or they are not known."""
     names = policy.people(subject) if subject.startswith("role:") else [subject]
     return names if len(names) == 1 and "*" not in subject and not policy.may_be_granted(subject) else []
 

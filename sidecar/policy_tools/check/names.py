@@ -66,7 +66,7 @@ def look_alikes(policy: LintedPolicy) -> Iterator[PolicyFinding]:
 
 
 def _used_names(policy: LintedPolicy) -> Iterator[dict[str, _Used]]:
-    """Yield the names of subjects, then of objects: only names of one sort are compared with each other."""
+    """Yields the names of subjects, then of objects: only names of one sort are compared with each other."""
     for column, links in (("sub", policy.source.roles), ("obj", policy.source.sets)):
         found: dict[str, _Used] = {}
         for rule in policy.rules:
@@ -79,7 +79,7 @@ def _used_names(policy: LintedPolicy) -> Iterator[dict[str, _Used]]:
 
 
 def _folded(used: Mapping[str, _Used]) -> Iterator[tuple[str, str]]:
-    """Yield names that look the same; and of those that differ in case, dashes and underscores only, the rare ones."""
+    """Yields names that look the same; and of those that differ in case, dashes and underscores only, the rare ones."""
     for often, *rest in _groups(used, lambda name: name.translate(_LOOKS)):
         yield from ((rare, often) for rare in rest)
     for often, *rest in _groups(used, lambda name: name.lower().replace("_", "-")):

@@ -52,7 +52,7 @@ class PatternCover:
             self._lengths.append(len(head))
 
     def covering(self, text: str) -> list[str]:
-        """Return those that match everything that `text`, a name or a pattern, matches; itself if it was added."""
+        """Returns those that match everything that `text`, a name or a pattern, matches; itself if it was added."""
         found = [text] if text in self._exact else []
         for length in self._lengths:
             tails = self._by_head.get(text[:length]) if length <= len(text) else None
@@ -159,7 +159,7 @@ def _lasts(other: RuleRef, rule: RuleRef) -> bool:
 
 
 def _beside(rule: RuleRef, other: RuleRef, *, mutual: bool) -> PolicyFinding | None:
-    """Return the finding for `rule` beside `other`, which covers it. Of two equal rules, the later one is reported."""
+    """Returns the finding for `rule` beside `other`, which covers it. Of two equal rules, the later one is reported."""
     limit, tighter = rule.max_calls_per_hour, other.max_calls_per_hour
     counted_alike = other.per in (rule.per, "rule")
     demands = _demands_more(rule, other)
@@ -184,7 +184,7 @@ def _demands_more(rule: RuleRef, other: RuleRef) -> bool:
 
 
 def _both_count(policy: LintedPolicy, told: Container[tuple[str, int, str, str]]) -> Iterator[PolicyFinding]:
-    """Yield limited rules with the first other one that counts a common call, except `told`: the pointless ones."""
+    """Yields limited rules with the first other one that counts a common call, except `told`: the pointless ones."""
     limited = [rule for rule in policy.allows if rule.max_calls_per_hour is not None and _spot(rule) not in told]
     for at, rule in enumerate(limited[:MAX_LIMITED]):
         other = next((one for one in limited[:at] if one.id != rule.id and _meet(policy, one, rule)), None)
@@ -251,7 +251,7 @@ class _Ceilings:
         self._subjects = PatternCover(entry.pattern for entry in policy.budgets.principals)
 
     def lowest(self, rule: RuleRef) -> tuple[int, BudgetRule] | None:
-        """Return the tightest entry that always applies and counts at least the calls that the rule's limit counts."""
+        """Returns the tightest entry that always applies and counts at least the calls that the rule's limit counts."""
         over = [] if rule.object.startswith("set:") else [f"tools:{one}" for one in self._objects.covering(rule.object)]
         for name in (rule.subject, *self._policy.source.roles.closure((rule.subject,))):
             patterns = self._subjects.covering(name)
@@ -264,7 +264,7 @@ class _Ceilings:
 
 
 def _in_an_hour(cap: LimitCap) -> int | None:
-    """Return the most calls that a cap permits in any 60 minutes; None if it does not bound them."""
+    """Returns the most calls that a cap permits in any 60 minutes; None if it does not bound them."""
     if cap.kind == "hour":
         return cap.most
     if cap.kind in ("day", "month"):  # two of these periods can meet within an hour

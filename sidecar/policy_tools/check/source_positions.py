@@ -62,7 +62,7 @@ class RuleSources:
         return SourceLine(file, number, lines[number - 1] if 0 < number <= len(lines) else "")
 
     def rule(self, rule: RuleRef, column: str = "", part: str = "") -> RulePlace:
-        """Return the place of a rule's field, or of a part of it; the whole line if there is none."""
+        """Returns the place of a rule's field, or of a part of it; the whole line if there is none."""
         line = self.line(rule.file, rule.line)
         find = self._in_row if rule.file.endswith(".csv") else self._in_list
         place = find(rule, line, column) if column else None
@@ -76,7 +76,7 @@ class RuleSources:
         return place.line.text[place.column - 1 :][: place.width].strip("\"' ") if place else ""
 
     def link(self, name: str) -> RulePlace | None:
-        """Return the first row that fills a role or set, else one that names it or has it as a member."""
+        """Returns the first row that fills a role or set, else one that names it or has it as a member."""
         if self._links is None:  # of every name in `g` and `g2` rows, the last place counts
             files = [str(path) for path in reversed(self.files) if path.suffix == ".csv"]
             columns = (self._column_of_links(file, column) for column in (1, 2) for file in files)
@@ -111,7 +111,7 @@ class RuleSources:
         return None
 
     def _in_list(self, rule: RuleRef, line: SourceLine, column: str) -> RulePlace | None:
-        """Return the place of a subject or object, which may be in a list, or of the value after another key."""
+        """Returns the place of a subject or object, which may be in a list, or of the value after another key."""
         name = {"sub": rule.subject, "obj": rule.object}.get(column, "")
         for here in self._block(line) if len(name) > 1 else ():
             match = _alone(name).search(here.text)
@@ -129,7 +129,7 @@ class RuleSources:
         return None
 
     def _block(self, line: SourceLine) -> Iterator[SourceLine]:
-        """Yield the lines of a list entry: those below it that are indented more."""
+        """Yields the lines of a list entry: those below it that are indented more."""
         first = len(line.text) - len(line.text.lstrip())
         yield line
         for number in range(line.number + 1, line.number + MAX_YAML_LINES):

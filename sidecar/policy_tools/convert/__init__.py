@@ -34,7 +34,7 @@ class Converted(NamedTuple):
 
 
 def convert(files: Mapping[str, bytes], to: Form, models: Path, columns: Columns, folder: str = "") -> Converted:
-    """Convert files of a policy, by path with `/`, to the other form; files already in that form and other files are
+    """Converts files of a policy, by path with `/`, to the other form; files already in that form and other files are
     kept. `folder` is their location. Raises PolicyError with every fault of the source, and DifferentError."""
     faults = Faults()
     result: dict[str, bytes] = {}
@@ -78,7 +78,7 @@ def formatted(files: Mapping[str, bytes], models: Path, columns: Columns, folder
 
 
 def files_below(folder: Path) -> dict[str, bytes]:
-    """Return every file of a policy's folder. Raises PolicyError for a file that is not regular, or too large."""
+    """Returns every file of a policy's folder. Raises PolicyError for a file that is not regular, or too large."""
     faults, found = Faults(), dict[str, bytes]()
     for path in sorted(folder.rglob("*")):
         relative = path.relative_to(folder)
@@ -96,7 +96,7 @@ def files_below(folder: Path) -> dict[str, bytes]:
 
 
 def bounded(path: Path, faults: Faults) -> bytes | None:
-    """Return the bytes of a regular file, or None with a fault."""
+    """Returns the bytes of a regular file, or None with a fault."""
     if not path.is_file():
         faults.whole("P001", "not a regular file", str(path))
         return None
@@ -133,7 +133,7 @@ def _written(path: str, content: Content, to: Form, columns: Columns) -> dict[st
 
 
 def _csv_name(path: PurePosixPath, kind: PermissionKind | None) -> str:
-    """Return the CSV name: `rules.yaml` → `agent_to_tool.rules.csv`; a name that already states the kind is kept."""
+    """Returns the CSV name: `rules.yaml` → `agent_to_tool.rules.csv`; a name that already states the kind is kept."""
     stem = ROLES if kind is None else GUARDRAILS if kind is PermissionKind.GUARDRAIL else kind.value
     if path.stem == stem or path.stem.startswith(f"{stem}."):
         return f"{path.stem}.csv"

@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 def columns_of(models: Path) -> dict[PermissionKind, tuple[str, ...]]:
-    """Return the columns of each kind of row, by the models in a folder. Raises PolicyError with every fault."""
+    """Returns the columns of each kind of row, by the models in a folder. Raises PolicyError with every fault."""
     faults = Faults()
     columns: dict[PermissionKind, tuple[str, ...]] = {PermissionKind.GUARDRAIL: COLUMNS}
     for kind in KINDS:
@@ -74,14 +74,14 @@ def read(path: str, raw: bytes, columns: Columns, faults: Faults) -> Content | N
 
 
 def kind_of(path: str) -> tuple[PermissionKind | None, bool]:
-    """Return the kind of a CSV file's p rows (None in a file of roles), and whether its name states one."""
+    """Returns the kind of a CSV file's p rows (None in a file of roles), and whether its name states one."""
     stem = PurePosixPath(path).name.partition(".")[0]
     kinds = {**{kind.value: kind for kind in KINDS}, GUARDRAILS: PermissionKind.GUARDRAIL}
     return kinds.get(stem), stem in STEMS
 
 
 def _check(found: Sequence[tuple[PermissionKind | None, CsvRow]], columns: Columns, faults: Faults) -> None:
-    """Report what the other form cannot express. All other checks are made by `sidecar policy check`."""
+    """Reports what the other form cannot express. All other checks are made by `sidecar policy check`."""
     owner = ""
     for kind, row in found:
         wanted = columns.get(kind, COLUMNS) if kind else ("member", "container")
@@ -130,7 +130,7 @@ def _try(row: CsvRow, field: CsvField, faults: Faults, read: Callable[..., T], *
 
 
 def _with_comments(found: Sequence[tuple[PermissionKind | None, CsvRow]], text: str, comment: Comment) -> Content:
-    """Return each row with the comments between the previous row and itself, and inside it."""
+    """Returns each row with the comments between the previous row and itself, and inside it."""
     lines = [comment(line.removesuffix("\r")) for line in text.split("\n")]
     entries: list[ContentEntry] = []
     at = 0
@@ -157,7 +157,7 @@ def _trimmed(lines: Sequence[str]) -> Sequence[str]:
 
 
 def _comment_in_csv(line: str) -> str | None:
-    """Return the comment on a CSV line, "" for an empty line; None for any other line."""
+    """Returns the comment on a CSV line, "" for an empty line; None for any other line."""
     content = line.strip(" \t").replace("\t", "    ")
     return content if (content.startswith("#") and not content.startswith("#:")) or not content else None
 
@@ -167,7 +167,7 @@ _AFTER = re.compile(r"\s#")
 
 
 def _comment_in_yaml(line: str) -> str | None:
-    """Return the comment on a YAML line, also after a value; "" for an empty line, None for any other line."""
+    """Returns the comment on a YAML line, also after a value; "" for an empty line, None for any other line."""
     content = line.strip()
     if content.startswith("#"):
         found = content
@@ -208,7 +208,7 @@ def said(content: Content, columns: Columns) -> Said:
 
 
 def compare(path: str, content: Content, written: Mapping[str, bytes], columns: Columns) -> None:
-    """Read the result again: it must contain the same rows. Raises DifferentError; PolicyError if it is too large."""
+    """Reads the result again: it must contain the same rows. Raises DifferentError; PolicyError if it is too large."""
     faults = Faults()
     again: Said = {}
     for name, raw in written.items():
@@ -224,7 +224,7 @@ def compare(path: str, content: Content, written: Mapping[str, bytes], columns: 
 
 
 def revision_of_both(files: Mapping[str, bytes], result: Mapping[str, bytes], models: Path) -> tuple[str, str]:
-    """Return the revision that both have; "" and the reason if the source does not load."""
+    """Returns the revision that both have; "" and the reason if the source does not load."""
     with TemporaryDirectory(prefix="sidecar-convert-") as folder:
         before, after = Path(folder) / "before", Path(folder) / "after"
         for root, found in ((before, files), (after, result)):

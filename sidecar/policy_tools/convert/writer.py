@@ -33,7 +33,7 @@ def csv_of(content: Content) -> str:
 
 
 def _short(notes: Mapping[str, CsvField]) -> Mapping[str, CsvField]:
-    """Return notes with `reason=required` for what an approval requires, if no other reason stands beside it."""
+    """Returns notes with `reason=required` for what an approval requires, if no other reason stands beside it."""
     required = notes.get("approval_reason")
     if required is None or required.text != REQUIRED or "reason" in notes:
         return notes
@@ -45,7 +45,7 @@ def _text(lines: Sequence[str]) -> str:
 
 
 def yaml_of(content: Content, columns: Columns) -> str:
-    """Return the rows as one YAML file: rules, then roles, then sets, each in their order."""
+    """Returns the rows as one YAML file: rules, then roles, then sets, each in their order."""
     lines = [*content.head, ""] if content.head else []
     lines.append("version: 1")
     rules = [entry for entry in content.entries if entry.row.type == "p"]
@@ -102,7 +102,7 @@ def _rule(group: Sequence[ContentEntry], columns: Columns) -> Iterator[str]:
 
 
 def _blocks(pairs: Sequence[tuple[str, str]]) -> Iterator[tuple[list[str], list[str]]]:
-    """Split the (subject, object) pairs into few runs of all subjects with all objects, in order."""
+    """Splits the (subject, object) pairs into few runs of all subjects with all objects, in order."""
     at = 0
     while at < len(pairs):
         subject = pairs[at][0]
@@ -124,7 +124,7 @@ def _blocks(pairs: Sequence[tuple[str, str]]) -> Iterator[tuple[list[str], list[
 
 
 def _links(entries: Sequence[ContentEntry], container: str, members: str) -> Iterator[str]:
-    """Yield a mapping if each container occurs once and without notes; else a list, which can express everything."""
+    """Yields a mapping if each container occurs once and without notes; else a list, which can express everything."""
     groups = list(_link_groups(entries))
     bare = len({key.container for key, _ in groups}) == len(groups)
     bare = bare and not any(key.notes or key.domain is not None for key, _ in groups)
@@ -146,7 +146,7 @@ class _LinkKey(NamedTuple):
 
 
 def _link_groups(entries: Sequence[ContentEntry]) -> Iterator[tuple[_LinkKey, list[ContentEntry]]]:
-    """Group adjacent rows of one container, each member once (Casbin's rows may repeat)."""
+    """Groups adjacent rows of one container, each member once (Casbin's rows may repeat)."""
     for key, same in groupby(entries, key=_link_key):
         group: dict[str, ContentEntry] = {}
         for entry in same:

@@ -83,7 +83,7 @@ _AMOUNTS = ("max_calls_per_hour", "per", "approval")
 
 
 def load(revision: Revision) -> ComparedPolicy:
-    """Read one of the two policies. Raises ConfigError, with file names as the user knows them."""
+    """Reads one of the two policies. Raises ConfigError, with file names as the user knows them."""
     try:
         source = revision.place.load()
         budgets = load_budgets(revision.place.policies / "budgets.yaml")
@@ -94,7 +94,7 @@ def load(revision: Revision) -> ComparedPolicy:
 
 
 def difference(old: ComparedPolicy, new: ComparedPolicy, objects: frozenset[str] | None = None) -> Difference:
-    """Return all differences. With `objects`, only regions with one of these, or of the named ones, are included."""
+    """Returns all differences. With `objects`, only regions with one of these, or of the named ones, are included."""
     regions, notes, limits = _regions(old, new)
     stock = casbin_difference(old.source, new.source, lambda file, is_new: (new if is_new else old).shown(file))
     notes += stock.notes
@@ -125,7 +125,7 @@ def difference(old: ComparedPolicy, new: ComparedPolicy, objects: frozenset[str]
 
 
 def _anything_of(kind: PermissionKind, change: Change = "unknown") -> Region:
-    """Return the region of all questions of a kind whose answers were not compared."""
+    """Returns the region of all questions of a kind whose answers were not compared."""
     everything = ((terms.EVERY_CALLER,), (terms.EVERYTHING,), ACTIONS, terms.ALWAYS)
     return Region(kind, change, *everything, None, (), undecided=True)
 
@@ -168,7 +168,7 @@ def _regions(old: ComparedPolicy, new: ComparedPolicy) -> tuple[list[Region], li
 
 
 def _other_model(old: PolicySource, new: PolicySource, kind: PermissionKind) -> str:
-    """Return why a kind whose model is not the built-in one cannot be compared; "" if it is, or if nothing changed."""
+    """Returns why a kind whose model is not the built-in one cannot be compared; "" if it is, or if nothing changed."""
     if old.revision == new.revision:
         return ""
     if old.domains or new.domains:  # the engine then uses the caller's own domain, in every kind

@@ -50,7 +50,7 @@ class NearMiss:
             self._by_place.setdefault(place_of(row.object.pattern or WILDCARD), []).append(row)
 
     def __call__(self, row: RowMeaning) -> Iterator[RowMeaning]:
-        """Yield the rows that may share a point with this one. Raises TooHard at the bound on comparisons."""
+        """Yields the rows that may share a point with this one. Raises TooHard at the bound on comparisons."""
         place = place_of(row.object.pattern or WILDCARD)
         near = [*self._by_place.get(place, ()), *self._by_place.get("", ())] if place else self._rows
         self._compared += len(near)
@@ -73,7 +73,7 @@ def gained(before: Side, after: Side) -> Iterator[AccessChange]:
 
 
 def freed(before: Side, after: Side) -> Iterator[AccessChange]:
-    """Yield where a call that both policies allow needs an approval in `before`, and none as strict in `after`."""
+    """Yields where a call that both policies allow needs an approval in `before`, and none as strict in `after`."""
     allows, demands = NearMiss(after.allows), NearMiss(after.demands)
     denied = NearMiss((*after.denies, *before.denies))
 
@@ -94,7 +94,7 @@ def _is_as_strict(one: RowMeaning, other: RowMeaning) -> bool:
 def _released(
     row: RowMeaning, allows: NearMiss, others: Sequence[Callable[[RowMeaning], Iterable[RowMeaning]]]
 ) -> Iterator[AccessChange]:
-    """Yield what is allowed where a restricting row is gone, and none of the other rows takes its place."""
+    """Yields what is allowed where a restricting row is gone, and none of the other rows takes its place."""
     groups: dict[RowGuard, list[RowMeaning]] = {}
     for allow in allows(row):
         groups.setdefault(row.guard.and_(allow.guard), []).append(allow)
@@ -106,7 +106,7 @@ def _released(
 def _parted(
     rows: Iterable[RowMeaning], guard: RowGuard, base: RowMeaning
 ) -> tuple[tuple[RowMeaning, ...], tuple[RowGuard, ...]]:
-    """Return the rows that hold with this guard, and the guards of other rows that would take the whole base away."""
+    """Returns the rows that hold with this guard, and the guards of other rows that would take the whole base away."""
     holding: list[RowMeaning] = []
     others: dict[RowGuard, None] = {}
     for row in rows:
@@ -127,7 +127,7 @@ def _lifted(rows: Sequence[RowMeaning], draft: AccessChange) -> Iterator[AccessC
 
 
 def inside(row: RowMeaning, draft: AccessChange) -> AccessChange:
-    """Return a change restricted to one more box: a box itself where, in each dimension, one contains the other."""
+    """Returns a change restricted to one more box: a box itself where, in each dimension, one contains the other."""
     base = draft.base
     subject, obj = _smaller(base.subject, row.subject), _smaller(base.object, row.object)
     left = base._replace(subject=subject or base.subject, object=obj or base.object, actions=base.actions & row.actions)
@@ -147,7 +147,7 @@ class Effort:
 
 
 def trimmed(draft: AccessChange, effort: Effort) -> AccessChange | None:
-    """Return a change without outside rows that others make pointless; None if nothing is left. Raises TooHard."""
+    """Returns a change without outside rows that others make pointless; None if nothing is left. Raises TooHard."""
     base = draft.base
     if any(row.covers(base) for row in draft.outside):
         return None
@@ -180,7 +180,7 @@ def _takes_all(one: RowMeaning, other: RowMeaning, base: RowMeaning) -> bool:
 
 
 def lifted(before: Side, after: Side) -> Iterator[RuleRef]:
-    """Yield the rules whose limits are lifted for some caller; in doubt a rule is included. Raises TooHard."""
+    """Yields the rules whose limits are lifted for some caller; in doubt a rule is included. Raises TooHard."""
     allowing, limiting = NearMiss(after.allows), NearMiss(after.limited)
     kept = {(row.key, row.rule.max_calls_per_hour, row.rule.per) for row in after.limited}
     for row in before.limited:
@@ -196,7 +196,7 @@ def lifted(before: Side, after: Side) -> Iterator[RuleRef]:
 
 
 def lost_limits(old: Iterable[RuleRef], new: Iterable[RuleRef]) -> list[RuleRef]:
-    """Return the rules with a limit that the new policy does not contain unchanged."""
+    """Returns the rules with a limit that the new policy does not contain unchanged."""
 
     def said(rule: RuleRef) -> tuple[object, ...]:
         return (*rule[1:9], rule.per, rule.shadow)

@@ -49,7 +49,7 @@ class CasbinDifference(NamedTuple):
 
 
 def casbin_difference(old: PolicySource, new: PolicySource, shown: Callable[[str, bool], str]) -> CasbinDifference:
-    """Return what differs in the kinds that a Casbin model decides in either policy. `shown` gives the name of a file
+    """Returns what differs in the kinds that a Casbin model decides in either policy. `shown` gives the name of a file
     for display, of the new policy or of the old one."""
     groups: dict[tuple[int, int], list[PermissionKind]] = {}
     for kind in PermissionKind:
@@ -79,7 +79,7 @@ def casbin_difference(old: PolicySource, new: PolicySource, shown: Callable[[str
 
 
 def _direction(table: StockTable | None, changes: Sequence[CasbinRowChange]) -> Change:
-    """Return how answers may change by rows that were added or removed. A row matches whatever other rows there are,
+    """Returns how answers may change by rows that were added or removed. A row matches whatever other rows there are,
     but one whose evaluation fails denies what the rows after it allow."""
     if table is None or any(change.effect == "" for change in changes):
         return "unknown"
@@ -111,7 +111,7 @@ def _row_changes(
 
 
 def _texts(table: StockTable | None) -> dict[str, tuple[str, int, str]]:
-    """Return the rows and links of a table, each with its place, as far as that is known, and a row's effect."""
+    """Returns the rows and links of a table, each with its place, as far as that is known, and a row's effect."""
     if table is None:
         return {}
     source, found = table.source, dict[str, tuple[str, int, str]]()
@@ -148,7 +148,7 @@ def _model(table: StockTable) -> dict[str, str]:
 
 
 def _settings(settings: CasbinSettings) -> dict[str, str]:
-    """Return the settings that decide, by their path in `policy`."""
+    """Returns the settings that decide, by their path in `policy`."""
     said: Mapping[str, Any] = settings.model_dump(include={"names", "roles", "request", "default"}, exclude_none=True)
     return dict(_flat(said, ()))
 

@@ -26,7 +26,7 @@ _AMONG = re.compile(_PATH + r" +in +\[( *'[^'\\]*' *(?:, *'[^'\\]*' *)*)\]")
 
 @lru_cache(4096)
 def parts(condition: str) -> tuple[str, ...]:
-    """Return the parts, trimmed, in order; the whole condition if it has only one part; none for an empty condition.
+    """Returns the parts, trimmed, in order; the whole condition if it has only one part; none for an empty condition.
 
     The cuts are at every `&&` outside all brackets and strings, unless an operator that binds less is there too."""
     found, start, depth, quote = list[str](), 0, 0, ""
@@ -99,7 +99,7 @@ _PRINCIPALS = re.compile(r"\b(?:principal|origin|chain|roles|has_role)\b")
 
 @lru_cache(4096)
 def roles_asked(condition: str) -> frozenset[str] | None:
-    """Return the roles that a condition names; None if it may test any role."""
+    """Returns the roles that a condition names; None if it may test any role."""
     named = frozenset(one or other for one, other in HAS_ROLE.findall(condition))
     if "\\" in condition:  # escapes can spell any word
         return None if _PRINCIPALS.search(condition) else named

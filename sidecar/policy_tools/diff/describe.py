@@ -15,7 +15,7 @@ _TIMES, _USED = "×", frozenset(USED)
 
 
 def merged(regions: Iterable[Region]) -> list[Region]:
-    """Merge regions that agree in all but one dimension; return them in the order of the report."""
+    """Merges regions that agree in all but one dimension; returns them in the order of the report."""
     left = list(regions)
     size = -1
     while size != len(left):
@@ -26,7 +26,7 @@ def merged(regions: Iterable[Region]) -> list[Region]:
 
 
 def described(region: Region) -> str:
-    """Return one line: `role:engineers × tool:github/get_* × use`."""
+    """Returns one line: `role:engineers × tool:github/get_* × use`."""
     sides = ((region.subjects, region.not_subjects), (region.objects, region.not_objects))
     names = [_listed(terms) + (f" except {_listed(less)}" if less else "") for terms, less in sides]
     # As written in one of the region's rules, if that is shorter: `tasks/*`.
@@ -35,7 +35,7 @@ def described(region: Region) -> str:
 
 
 def exceptions_text(region: Region, most: int) -> list[str]:
-    """Return the region's other bounds, one line each: `only where …`, `except …`."""
+    """Returns the region's other bounds, one line each: `only where …`, `except …`."""
     lines = [f"only where {_rows(group, most, 'or')}" for group in region.within]
     if region.exceptions:
         lines.append(f"except {_rows(region.exceptions, most, 'and')}")
@@ -43,7 +43,7 @@ def exceptions_text(region: Region, most: int) -> list[str]:
 
 
 def guard_text(region: Region) -> str:
-    """Return what must hold for the change to be visible, and what must not; "" for nothing."""
+    """Returns what must hold for the change to be visible, and what must not; "" for nothing."""
     lost = region.lost_guard
     if lost is not None:
         shared = region.guard.whens & lost.whens
@@ -77,7 +77,7 @@ def _unless(other: RowGuard, guard: RowGuard) -> str:
 
 
 def actions_text(actions: Collection[str]) -> str:
-    """Return `use`, `*`, `use except delegate`, or a list."""
+    """Returns `use`, `*`, `use except delegate`, or a list."""
     actions = frozenset(actions)
     if actions == ACTIONS:
         return WILDCARD

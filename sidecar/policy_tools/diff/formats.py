@@ -22,12 +22,12 @@ _SAME = "no answer changes"
 
 
 def summary_line(found: Difference) -> str:
-    """Return `2 wider, 1 narrower, 1 unknown`."""
+    """Returns `2 wider, 1 narrower, 1 unknown`."""
     return ", ".join(f"{count} {change}" for change, count in found.counts.items()) if found.regions else _SAME
 
 
 def _also(found: Difference) -> list[str]:
-    """Return the other differences in one line; nothing if there are none."""
+    """Returns the other differences in one line; nothing if there are none."""
     told = ", ".join(f"{_SHORT.get(title, title)}: {len(entries)}" for title, entries in sections(found))
     return [f"Also different. {told}"] if told else []
 
@@ -110,7 +110,7 @@ def _how(rule: RuleRef, found: Difference) -> str:
 
 
 def sections(found: Difference) -> Iterator[tuple[str, list[str]]]:
-    """Yield the other differences by title, each as a line."""
+    """Yields the other differences by title, each as a line."""
     rules = found.rules
     sections: tuple[tuple[str, list[str]], ...] = (
         ("rules added", [_rule_text(rule) for rule in rules.added]),
@@ -170,7 +170,7 @@ def _link_text(link: LinkChange) -> str:
 
 
 def as_markdown(found: Difference) -> str:
-    """Return the comment for a pull request: the summary, one row per region, and the rest folded."""
+    """Returns the comment for a pull request: the summary, one row per region, and the rest folded."""
     lines = [f"**Policy:** {summary_line(found)}"]
     for line in _also(found):
         lines += ["", line]
@@ -202,14 +202,14 @@ def _folded(title: str, entries: Iterable[str]) -> list[str]:
 
 
 def _code(text: str) -> str:
-    """Format text from a policy as Markdown code, whatever it contains."""
+    """Formats text from a policy as Markdown code, whatever it contains."""
     longest = max(map(len, re.findall("`+", text)), default=0)
     ticks, pad = "`" * (longest + 1), " " if longest else ""
     return f"{ticks}{pad}{text}{pad}{ticks}"
 
 
 def _cell(text: str) -> str:
-    r"""Format text inside a table: GitHub takes `\\|` for a bar even in code."""
+    r"""Formats text inside a table: GitHub takes `\\|` for a bar even in code."""
     return text.replace("|", "\\|")
 
 

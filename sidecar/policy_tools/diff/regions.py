@@ -135,7 +135,7 @@ class RegionShaper:
         return None
 
     def without(self, one: Shaped, others: Sequence[AccessChange]) -> list[Shaped]:
-        """Return what these leave of a region: nothing, the rest if it is of one simple form, or all of it."""
+        """Returns what these leave of a region: nothing, the rest if it is of one simple form, or all of it."""
         if any(self._is_inside(one.draft, other) for other in others):
             return []
         other = others[0] if len(others) == 1 else None
@@ -167,7 +167,7 @@ class _Left:
 
 
 def _less(draft: AccessChange) -> _Left:
-    """Return the base of a change less its outside rows, dimension by dimension as far as that is possible."""
+    """Returns the base of a change less its outside rows, dimension by dimension as far as that is possible."""
     left = _Left(draft.base.subject, draft.base.object, draft.base.actions)
     outside = list(dict.fromkeys(draft.outside))
     for row in outside:
@@ -198,7 +198,7 @@ def _meeting(left: _Left, rows: Iterable[RowMeaning]) -> list[RowMeaning]:
 
 
 def _minus(term: RowTerm, other: RowTerm) -> RowTerm:
-    """Return the difference of listed names. Those that only a token's roles match may still be in both."""
+    """Returns the difference of listed names. Those that only a token's roles match may still be in both."""
     if term.pattern is not None:
         return term
     names = frozenset(name for name in term.names if not other.meets(name))
@@ -207,7 +207,7 @@ def _minus(term: RowTerm, other: RowTerm) -> RowTerm:
 
 
 def _by_token(term: RowTerm, base: RowTerm) -> RowTerm:
-    """Restrict a role to these names: where none of them has it by row, only a token can grant it."""
+    """Restricts a role to these names: where none of them has it by row, only a token can grant it."""
     named = base.names if base.pattern is None else {base.pattern} if base.exact else None
     if term.pattern is not None or not term.tokens or named is None or base.tokens or not term.names.isdisjoint(named):
         return term
@@ -215,7 +215,7 @@ def _by_token(term: RowTerm, base: RowTerm) -> RowTerm:
 
 
 def _spelled(term: RowTerm) -> tuple[RowTerm, ...]:
-    """Return a difference name by name; any other term unchanged."""
+    """Returns a difference name by name; any other term unchanged."""
     if term.label:
         return (term,)
     names = [RowTerm(name, name) for name in sorted(term.names)]
@@ -225,7 +225,7 @@ def _spelled(term: RowTerm) -> tuple[RowTerm, ...]:
 
 
 def _widest(terms: Collection[RowTerm]) -> list[RowTerm]:
-    """Remove terms that another one covers. Names, of which there may be thousands, cover no pattern."""
+    """Removes terms that another one covers. Names, of which there may be thousands, cover no pattern."""
     names = [term for term in terms if term.exact]
     left: list[RowTerm] = []
     for term in terms:
@@ -244,7 +244,7 @@ def _not_said(left: _Left, rows: Sequence[RowMeaning]) -> list[RowMeaning]:
 
 
 def changed_regions(search: Search, kind: PermissionKind, old: Side, new: Side) -> list[Region]:
-    """Return every region of one kind, unmerged: `describe` merges them. Raises TooHard."""
+    """Returns every region of one kind, unmerged: `describe` merges them. Raises TooHard."""
     if max(_only_here(old, new), _only_here(new, old)) > MAX_DRAFTS:
         raise TooHard
     shape = RegionShaper(search, kind)
@@ -259,7 +259,7 @@ def changed_regions(search: Search, kind: PermissionKind, old: Side, new: Side) 
 
 
 def _of_approvals(shape: RegionShaper, change: Change, before: Side, after: Side) -> Iterator[Region]:
-    """Yield where an approval that `before` demands is not demanded in `after`, apart for each of the terms."""
+    """Yields where an approval that `before` demands is not demanded in `after`, apart for each of the terms."""
     drafts: dict[ApprovalTerms | None, list[AccessChange]] = {}
     for draft in freed(before, after):
         drafts.setdefault(draft.base.rule.approval, []).append(draft)
@@ -269,7 +269,7 @@ def _of_approvals(shape: RegionShaper, change: Change, before: Side, after: Side
 
 
 def _waiting(region: Region, demands: Iterable[RowMeaning]) -> Region:
-    """Return the region with what its witness needs by these rows."""
+    """Returns the region with what its witness needs by these rows."""
     point, guard = region.witness, region.guard
     if point is None or region.change == "unknown":
         return region
@@ -297,7 +297,7 @@ def _shaped(shape: RegionShaper, change: Change, drafts: Iterable[AccessChange])
 
 
 def _with_unknown(shape: RegionShaper, wider: list[Shaped], narrower: list[Shaped]) -> list[Region]:
-    """Mark as unknown what is both gained and lost under different guards, and remove it from the other regions."""
+    """Marks as unknown what is both gained and lost under different guards, and removes it from the other regions."""
     if len(wider) * len(narrower) > MAX_COMPARED:
         raise TooHard
     unknown: list[Shaped] = []
@@ -349,7 +349,7 @@ def _tells(one: Shaped, other: Shaped) -> bool:
 def with_something_in_them(
     regions: Iterable[Region], subjects: Iterable[str], objects: Iterable[str]
 ) -> tuple[Region, ...]:
-    """Return the regions that contain a point of these names, and those that were not worked out."""
+    """Returns the regions that contain a point of these names, and those that were not worked out."""
     callers, things = sorted(set(subjects)), sorted(set(objects))
     return tuple(region for region in regions if region.undecided or _holds(region, callers, things))
 

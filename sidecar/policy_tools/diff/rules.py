@@ -83,7 +83,7 @@ def _by_id(rules: Iterable[RuleRef]) -> dict[str, list[RuleRef]]:
 
 
 def _edits(name: str, before: list[RuleRef], after: list[RuleRef]) -> Iterator[Edit]:
-    """Yield the changed fields of a rule. A field of a rule of several rows has the values of all of them."""
+    """Yields the changed fields of a rule. A field of a rule of several rows has the values of all of them."""
     if len(before) == len(after) == 1 and _said(before[0]) == _said(after[0]):
         return
     told = False
@@ -118,7 +118,7 @@ def _shown(field: str, values: list[Any]) -> Any:
 def _direction(
     field: str, before: list[RuleRef], after: list[RuleRef], old: list[Any], new: list[Any]
 ) -> Change | None:
-    """Return whether this change alone grants more or less; None for what regions report, or does not decide."""
+    """Returns whether this change alone grants more or less; None for what regions report, or does not decide."""
     if field in INFORMATION or field in ("kind", "subject", "object", "actions", "effect"):
         return None
     if len(old) != 1 or len(new) != 1 or before[0].effect != after[0].effect:
@@ -142,7 +142,7 @@ def _direction(
 
 
 def _more(old: float | None, new: float | None) -> Change:
-    """Return the change of a bound: a missing or higher bound grants more."""
+    """Returns the change of a bound: a missing or higher bound grants more."""
     if old is None or new is None:
         return "wider" if new is None else "narrower"
     return "wider" if new > old else "narrower"
@@ -153,7 +153,7 @@ def _turned(change: Change, turn: bool) -> Change:
 
 
 def budget_changes(old: Budgets, new: Budgets) -> tuple[Edit, ...]:
-    """Compare entry by entry, cap by cap. A cap that is removed or higher is wider."""
+    """Compares entry by entry, cap by cap. A cap that is removed or higher is wider."""
     before, after = dict(_caps(old)), dict(_caps(new))
     edits = []
     for key in sorted(before.keys() | after.keys()):
@@ -164,7 +164,7 @@ def budget_changes(old: Budgets, new: Budgets) -> tuple[Edit, ...]:
 
 
 def _cost_changes(old: Budgets, new: Budgets) -> Iterator[Edit]:
-    """Yield changed costs of calls, by objects and unit: at a lower cost, the same budget is enough for more calls."""
+    """Yields changed costs of calls, by objects and unit: at a lower cost, the same budget is enough for more calls."""
     before, after = _costs(old), _costs(new)
     for key in sorted(before.keys() | after.keys()):
         was, now = before.get(key, _FREE), after.get(key, _FREE)
@@ -201,7 +201,7 @@ def _costs(budgets: Budgets) -> dict[tuple[str, str], _Cost]:
 
 
 def moved_budgets(old: Budgets, new: Budgets, before: RoleLinks, after: RoleLinks) -> Iterator[Edit]:
-    """Yield the entries for roles whose members changed: who left a role no longer has its limits."""
+    """Yields the entries for roles whose members changed: who left a role no longer has its limits."""
     was, now = before.contents(), after.contents()
     named = {(entry.source, entry.pattern) for one in (old, new) for entry in (*one.principals, *one.spending)}
     for source, role in sorted(named, key=lambda pair: (pair[0] == "budgets", pair[1])):
@@ -213,7 +213,7 @@ def moved_budgets(old: Budgets, new: Budgets, before: RoleLinks, after: RoleLink
 def moved_approvers(
     old: Iterable[RuleRef], new: Iterable[RuleRef], before: PolicySource, after: PolicySource
 ) -> Iterator[Edit]:
-    """Yield the roles that approvals are demanded of whose users, or whose roles of tokens, changed."""
+    """Yields the roles that approvals are demanded of whose users, or whose roles of tokens, changed."""
     demanded = [{rule.approval.role for rule in rules if rule.approval is not None} for rules in (old, new)]
     for role in sorted(demanded[0] & demanded[1]):
         was, now = (_approvers(role, source) for source in (before, after))
@@ -269,7 +269,7 @@ def link_changes(old: RoleLinks, new: RoleLinks) -> tuple[LinkChange, ...]:
 
 
 def role_changes(old: PolicySource, new: PolicySource) -> tuple[LinkChange, ...]:
-    """Return the changes of `g` rows. If a model has domains, a role is separate in each of them."""
+    """Returns the changes of `g` rows. If a model has domains, a role is separate in each of them."""
     if not (old.domains or new.domains):
         return link_changes(old.roles, new.roles)
     return tuple(

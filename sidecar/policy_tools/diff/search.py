@@ -51,7 +51,7 @@ class Search:
         return any(shape.has(name) for shape in self._object_shapes)
 
     def find(self, inside: Sequence[RowMeaning], outside: Iterable[RowMeaning]) -> Point | None:
-        """Return a point in every one of `inside` and in none of `outside`. Raises TooHard, TooManyStates."""
+        """Returns a point in every one of `inside` and in none of `outside`. Raises TooHard, TooManyStates."""
         actions = frozenset.intersection(*(row.actions for row in inside))
         subjects = {row.subject for row in inside}
         objects = frozenset(row.object for row in inside)
@@ -87,7 +87,7 @@ class Search:
         return None
 
     def _candidates(self, subjects: set[RowTerm], others: set[RowTerm]) -> Iterator[tuple[str, frozenset[str]]]:
-        """Yield the callers that match all of `subjects`, in every way in which such a caller may match the others."""
+        """Yields the callers that match all of `subjects`, in every way in which such a caller may match the others."""
         patterns = [term for term in subjects if term.pattern is not None]
         holders = [term for term in subjects if term.pattern is None]
         for name in self._names(patterns, holders, others):

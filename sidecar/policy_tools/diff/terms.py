@@ -90,7 +90,7 @@ class RowGuard(NamedTuple):
         return lasts and not self.missing(other.whens)
 
     def missing(self, whens: frozenset[str]) -> frozenset[str]:
-        """Return the parts that do not follow from what must hold here."""
+        """Returns the parts that do not follow from what must hold here."""
         rest = whens - self.whens
         if not rest or not self.whens:
             return rest
@@ -113,7 +113,7 @@ class RowMeaning(NamedTuple):
 
     @property
     def key(self) -> tuple[RowTerm, RowTerm, frozenset[str], RowGuard]:
-        """Return its content: two rows with the same key have the same effect on every answer."""
+        """Returns its content: two rows with the same key have the same effect on every answer."""
         return self[:4]
 
     def may_meet(self, other: Self) -> bool:
@@ -152,7 +152,7 @@ class Reader:
         self._terms: dict[RowTerm, RowTerm] = {}
 
     def sides(self, rules: Iterable[RuleRef], source: PolicySource, moment: str) -> dict[PermissionKind, Side]:
-        """Convert the rules of a policy, by kind, except shadow rules; `moment` is THEN or NOW."""
+        """Converts the rules of a policy, by kind, except shadow rules; `moment` is THEN or NOW."""
         sides = {kind: Side([], [], [], []) for kind in PermissionKind}
         subject = lru_cache(None)(partial(self._subject, _holders(source.roles)))
         object_ = lru_cache(None)(partial(self._object, source.sets.contents()))
@@ -175,7 +175,7 @@ class Reader:
         return sides
 
     def _parts(self, condition: str, moment: str) -> frozenset[str]:
-        """Return the parts of a condition, marking those with a different meaning in the other policy."""
+        """Returns the parts of a condition, marking those with a different meaning in the other policy."""
         parts = conjuncts(condition)
         if not asks_of(condition, self._others):
             return parts
@@ -230,7 +230,7 @@ def actions_of(patterns: tuple[str, ...]) -> frozenset[str]:
 
 
 def approvable_actions(rule: RuleRef) -> frozenset[str]:
-    """Return the actions for which a rule demands an approval: those that begin something, and those that it names."""
+    """Returns the actions for which a rule demands an approval: those that begin something, and those that it names."""
     return actions_of(rule.actions) & {*BEGUN, DELEGATE, *named_actions(rule.actions)}
 
 
@@ -245,7 +245,7 @@ def demands_as_much(one: ApprovalTerms | None, other: ApprovalTerms | None) -> b
 def changed_meanings(
     old: Iterable[RuleRef], new: Iterable[RuleRef], old_source: PolicySource, new_source: PolicySource
 ) -> set[RuleRef]:
-    """Return the deciding fields of rules of one policy only, and of rules on roles and sets whose members changed."""
+    """Returns the deciding fields of rules of one policy only, and of rules on roles and sets whose members changed."""
     before, after = (
         {RuleRef("", *rule[1:7], when=rule.when) for rule in rules if not rule.shadow} for rules in (old, new)
     )
@@ -256,7 +256,7 @@ def changed_meanings(
 
 
 def changed_demands(old: Iterable[RuleRef], new: Iterable[RuleRef]) -> set[RuleRef]:
-    """Return the deciding fields and the terms of rules with an approval that only one policy has."""
+    """Returns the deciding fields and the terms of rules with an approval that only one policy has."""
     before, after = (
         {RuleRef(rule.id, *rule[1:7], when=rule.when, approval=rule.approval) for rule in rules if rule.approval}
         for rules in (old, new)
@@ -265,7 +265,7 @@ def changed_demands(old: Iterable[RuleRef], new: Iterable[RuleRef]) -> set[RuleR
 
 
 def moved(old: PolicySource, new: PolicySource) -> frozenset[str]:
-    """Return every role and set whose direct or indirect members differ between the policies."""
+    """Returns every role and set whose direct or indirect members differ between the policies."""
     found: set[str] = set()
     for before, after in ((old.roles.contents(), new.roles.contents()), (old.sets.contents(), new.sets.contents())):
         found |= {name for name in before.keys() | after.keys() if before.get(name) != after.get(name)}
@@ -273,7 +273,7 @@ def moved(old: PolicySource, new: PolicySource) -> frozenset[str]:
 
 
 def place_of(pattern: str) -> str:
-    """Return `tool:github/` for objects there; an NHI's own name; "" for what may be anywhere, including sets."""
+    """Returns `tool:github/` for objects there; an NHI's own name; "" for what may be anywhere, including sets."""
     head, slash, _ = pattern.partition("/")
     if WILDCARD in head or pattern.startswith("set:"):
         return ""

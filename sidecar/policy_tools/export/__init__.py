@@ -51,7 +51,7 @@ class Exported(NamedTuple):
 
 
 def export(source: PolicySource, models: Path) -> Exported:
-    """Export the policy for plain pycasbin. Raises PolicyError for models that cannot be exported equivalently."""
+    """Exports the policy for plain pycasbin. Raises PolicyError for models that cannot be exported equivalently."""
     _check(source, models)
     rows: dict[PermissionKind, list[tuple[RuleRef, list[str]]]] = {kind: [] for kind in PermissionKind}
     shadows: list[str] = []
@@ -107,7 +107,7 @@ def _row(rule: RuleRef, source: PolicySource) -> list[str]:
 
 
 def _stock_files(source: PolicySource) -> dict[tuple[str, str], list[PermissionKind]]:
-    """Return the names of each model and its rows, of Casbin models of other forms, with the kinds that it decides."""
+    """Returns the names of each model and its rows, of Casbin models of other forms, with the kinds that it decides."""
     groups: dict[tuple[str, ...], list[PermissionKind]] = {}
     for kind, table in source.stock.items():
         groups.setdefault((table.source.file, *table.source.names), []).append(kind)
@@ -117,13 +117,13 @@ def _stock_files(source: PolicySource) -> dict[tuple[str, str], list[PermissionK
 
 
 def _fields(model: StockModel, source: PolicySource) -> dict[str, str]:
-    """Return for each field of a request which text it is, or else its path."""
+    """Returns for each field of a request which text it is, or else its path."""
     texts = text_fields(model.request)
     return {name: texts.get(name) or path_of(name, source.casbin) or "" for name in model.request}
 
 
 def _joined(rows: Sequence[bytes]) -> bytes:
-    """Return a single file as it is; of several, each ends its last line."""
+    """Returns a single file as it is; of several, each ends its last line."""
     if len(rows) == 1:
         return rows[0]
     return b"".join(raw + b"\n" * (raw[-1:] not in (b"", b"\n")) for raw in rows)
@@ -140,7 +140,7 @@ def _asked(source: PolicySource) -> dict[str, object]:
 
 
 def _check(source: PolicySource, models: Path) -> None:
-    """Refuse models with domains, whose roles differ from caller to caller also in guardrails, columns that plain
+    """Refuses models with domains, whose roles differ from caller to caller also in guardrails, columns that plain
     pycasbin does not obey, and approvals where no row denies."""
     faults = Faults()
     for kind, model in source.models.items():
@@ -161,7 +161,7 @@ def _check(source: PolicySource, models: Path) -> None:
 
 
 def encoded(name: str) -> str:
-    """Encode a name so that Casbin's file adapter leaves it unchanged."""
+    """Encodes a name so that Casbin's file adapter leaves it unchanged."""
     return name.translate(_ENCODED)
 
 

@@ -34,7 +34,7 @@ class Cover(NamedTuple):
 
 
 def cover(grid: Grid, wide: Sequence[Box] = ()) -> Cover:
-    """Return the fewest boxes found. `wide` ones, which hold unused cells, are used where they reduce the number."""
+    """Returns the fewest boxes found. `wide` ones, which hold unused cells, are used where they reduce the number."""
     known = pool(grid)
     state = _State(grid)
     best = _found(state, known, ())
@@ -49,7 +49,7 @@ def cover(grid: Grid, wide: Sequence[Box] = ()) -> Cover:
 
 
 def _found(state: _State, known: BoxPool, wide: Sequence[Box]) -> list[Box]:
-    """Find a cover. Of equal gain, a box without unused cells is preferred."""
+    """Finds a cover. Of equal gain, a box without unused cells is preferred."""
     candidates = [*known.boxes, *wide]
     starts = [
         _irredundant(state, _greedy(state, boxes, state.uncovered(())))
@@ -92,7 +92,7 @@ class _State:
 
 
 def _greedy(state: _State, candidates: Sequence[Box], left: list[int]) -> list[Box]:
-    """Take boxes in the order of gain. Gains only fall: the first with an unchanged gain has the largest."""
+    """Takes boxes in the order of gain. Gains only fall: the first with an unchanged gain has the largest."""
     heap = [(-gain, at) for at, box in enumerate(candidates) if (gain := state.gain(left, box))]
     heapify(heap)
     chosen: list[Box] = []
@@ -108,7 +108,7 @@ def _greedy(state: _State, candidates: Sequence[Box], left: list[int]) -> list[B
 
 
 def _irredundant(state: _State, boxes: Sequence[Box]) -> list[Box]:
-    """Remove boxes whose every cell another one covers, smallest gains (the last chosen) first."""
+    """Removes boxes whose every cell another one covers, smallest gains (the last chosen) first."""
     kept = list(boxes)
     once, twice = _layers(state, kept)
     used = state.uncovered(())
@@ -133,7 +133,8 @@ def _layers(state: _State, boxes: Iterable[Box]) -> tuple[list[int], list[int]]:
 
 
 def _improved(state: _State, candidates: Sequence[Box], boxes: list[Box], wide: frozenset[Box]) -> list[Box]:
-    """Merge boxes; remove and rebuild some as long as the work bound allows. Never returns more boxes than before."""
+    """Merges boxes; removes and rebuilds some as long as the work bound allows. Never returns more boxes than
+    before."""
     best = _merged(state, boxes, wide)
     work = max(1, sum(box.subjects.bit_count() * box.actions.bit_count() for box in candidates))
     chance = Random(0)  # noqa: S311 - the same log must give the same rules
@@ -168,8 +169,8 @@ def _merged(state: _State, boxes: list[Box], wide: frozenset[Box]) -> list[Box]:
 def _joined(
     state: _State, kept: list[Box], own: list[Box], reach: list[int], first: int, wide: frozenset[Box]
 ) -> list[Box] | None:
-    """Return the boxes with this one merged into a later one; None if it cannot be merged. `reach` are the objects that
-    all of a box's own subjects used in its own ways: a common box holds those of both."""
+    """Returns the boxes with this one merged into a later one; None if it cannot be merged. `reach` are the objects
+    that all of a box's own subjects used in its own ways: a common box holds those of both."""
     if kept[first] in wide:
         return None
     mine, far = own[first].objects, reach[first]
@@ -186,7 +187,7 @@ def _joined(
 
 
 def _fewest(grid: Grid, boxes: Sequence[Box], known: Sequence[Box]) -> tuple[list[Box], bool]:
-    """Return a cover with at most as many boxes as `known`, and whether it is proved minimal."""
+    """Returns a cover with at most as many boxes as `known`, and whether it is proved minimal."""
     numbers: dict[tuple[int, ...], int] = {cell: at for at, cell in enumerate(grid.cells())}
     masks = [sum(1 << numbers[cell] for cell in product(*map(bits, box))) for box in boxes]
     search = _Search.of(masks, len(numbers), len(known))
@@ -217,7 +218,7 @@ class _Search:
         return cls(masks, over, near, limit)
 
     def run(self, left: int, chosen: tuple[int, ...]) -> None:
-        """Cover what is left with fewer than `limit` boxes in all."""
+        """Covers what is left with fewer than `limit` boxes in all."""
         self.steps += 1
         if not left:
             self.best, self.limit = chosen, len(chosen)

@@ -56,7 +56,7 @@ class Trace:
     approved: bool = False
 
     def add(self, time: str, decision: str, rules: Sequence[str], *, allowed: bool) -> None:
-        """Add one use; `allowed` is false if it passed in shadow mode, or was requested but refused."""
+        """Adds one use; `allowed` is false if it passed in shadow mode, or was requested but refused."""
         self.uses += 1
         self.without_rule = self.without_rule or not allowed
         self.first = min(self.first or time, time)
@@ -90,7 +90,7 @@ class UsageEvidence:
     would_deny: Counter[str] = field(default_factory=Counter)
 
     def read(self, lines: Iterable[bytes], wanted: SuggestQuery, name: str) -> None:
-        """Read every line of a log. Raises SettingsError when a memory bound is exceeded."""
+        """Reads every line of a log. Raises SettingsError when a memory bound is exceeded."""
         for line in lines:
             self.counts["lines"] += 1
             try:
@@ -164,7 +164,8 @@ class UsageEvidence:
         self._tell_more_questions(record, chain)
 
     def _tell_more_questions(self, record: Mapping[str, Any], chain: Sequence[str]) -> None:
-        """Add the further questions of a call (a message and where to push responses; several URIs to subscribe to)."""
+        """Adds the further questions of a call (a message and where to push responses; several URIs to subscribe
+        to)."""
         links = record.get("links")
         kinds = [link.get("kind") for link in links if isinstance(link, dict)] if isinstance(links, list) else []
         if sum(kind != PermissionKind.GUARDRAIL for kind in kinds) > len(chain):
@@ -180,7 +181,7 @@ def _decision(record: Mapping[str, Any]) -> str:
 
 
 def _verdict(record: Mapping[str, Any], wanted: SuggestQuery) -> str:
-    """Return `taken`, or the name under which the record is counted."""
+    """Returns `taken`, or the name under which the record is counted."""
     links = record.get("links")
     if not isinstance(links, list) or not all(map(_is_link, links)):
         return "no-question"
@@ -217,7 +218,7 @@ def _texts(values: object, *, empty: bool = False) -> bool:
 
 @lru_cache(MAX_NAMES)
 def _unsound(what: str, text: str) -> str:
-    """Return why a policy cannot name this exactly; "" if it can."""
+    """Returns why a policy cannot name this exactly; "" if it can."""
     try:
         if "*" in text:  # a URI may contain one; in a policy it would be a wildcard
             return "a name with * cannot be written exactly"

@@ -63,7 +63,7 @@ class Grid:
 
     @classmethod
     def of(cls, triples: Iterable[Triple]) -> Grid:
-        """Build a grid. Names with the same use become one index."""
+        """Builds a grid. Names with the same use become one index."""
         cells = [tuple(triple[1:]) for triple in triples]
         groups = [_alike(cells, axis) for axis in range(3)]
         places = [{group[0]: index for index, group in enumerate(found)} for found in groups]
@@ -96,7 +96,7 @@ class Grid:
         return sum(1 << a for a, row in enumerate(self.rows) if all(not objects & ~row[s] for s in bits(subjects)))
 
     def grown(self, box: Box, order: str = "soa") -> Box:
-        """Return a box around this one that cannot grow any more: each side in turn is extended as far as possible."""
+        """Returns a box around this one that cannot grow any more: each side in turn is extended as far as possible."""
         subjects, objects, actions = box
         for side in order:
             if side == "s":
@@ -133,7 +133,7 @@ def _alike(cells: Sequence[tuple[str, ...]], axis: int) -> list[Group]:
 
 
 def components(triples: Iterable[Triple], apart: Callable[[str], bool]) -> list[list[Triple]]:
-    """Split triples into groups that no rule can have in common; a subject that is `apart` can be in no role."""
+    """Splits triples into groups that no rule can have in common; a subject that is `apart` can be in no role."""
     leader: dict[tuple[int, str], tuple[int, str]] = {}
 
     def find(name: tuple[int, str]) -> tuple[int, str]:
@@ -184,7 +184,8 @@ def pool(grid: Grid) -> BoxPool:
 
 
 def _action_lists(grid: Grid) -> tuple[list[int], bool]:
-    """Return the lists of actions that a box may need: those used together, their intersections, and each by itself."""
+    """Returns the lists of actions that a box may need: those used together, their intersections, and each by
+    itself."""
     every = [1 << a for a in range(len(grid.actions))]
     if len(every) == 1:
         return every, True
@@ -204,7 +205,7 @@ def _action_lists(grid: Grid) -> tuple[list[int], bool]:
 
 
 def _boxes(grid: Grid, actions: int) -> tuple[list[Box], bool]:
-    """Return boxes for one list of actions, each grown to all the actions that it can have."""
+    """Returns boxes for one list of actions, each grown to all the actions that it can have."""
     rows = _table(grid.rows, actions, len(grid.subjects))
     columns = _table(grid.columns, actions, len(grid.objects))
     by_rows = len(rows) <= len(columns)
@@ -251,7 +252,7 @@ def _near(rows: list[int]) -> list[int]:
 
 
 def _extent(table: list[int], across: list[int], mask: int) -> int:
-    """Return the rows of a table that contain the whole mask, by its rows or its columns, whichever is less work."""
+    """Returns the rows of a table that contain the whole mask, by its rows or its columns, whichever is less work."""
     if mask.bit_count() <= len(table) // 8:
         return _common((across[at] for at in bits(mask)), len(table))
     return sum(1 << at for at, row in enumerate(table) if not mask & ~row)

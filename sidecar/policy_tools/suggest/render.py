@@ -32,7 +32,7 @@ _ORIGIN = "Suggested from recorded calls by `sidecar policy suggest`. Read it as
 
 
 def csv_files(suggestion: Suggestion, present: Present) -> dict[str, str]:
-    """Return file name → text, in the layout of `policies/`. Deny rows come first, where order decides."""
+    """Returns file name → text, in the layout of `policies/`. Deny rows come first, where order decides."""
     files: dict[str, str] = {}
     rules = list(_rules(suggestion, present))
     for kind in PermissionKind:
@@ -86,7 +86,7 @@ def _row(row_type: str, fields: Sequence[str], notes: Mapping[str, str]) -> CsvR
 
 
 def _links(suggestion: Suggestion) -> Iterator[ContentEntry]:
-    """Yield the rows of roles, then of sets; carried-over ones first, as the present policy writes them."""
+    """Yields the rows of roles, then of sets; carried-over ones first, as the present policy writes them."""
     carried = suggestion.carried
     for row_type, kept, groups in (("g", carried.roles, suggestion.roles), ("g2", carried.sets, suggestion.sets)):
         there = {container for _, container in kept}
@@ -154,7 +154,7 @@ def _rule_data(rule: Suggested) -> dict[str, Any]:
 
 
 def notes(suggestion: Suggestion, evidence: UsageEvidence, present: Present) -> list[str]:
-    """Return what a reader must know of the suggestion as a whole, most important first."""
+    """Returns what a reader must know of the suggestion as a whole, most important first."""
     counts, traces, denies = evidence.counts, evidence.traces.values(), suggestion.carried.denies
     found = [
         f"{_count(times, 'record')} left out: {why} (such as decision {shown(example)})"
@@ -208,5 +208,5 @@ def _count(number: int, word: str) -> str:
 
 
 def _plain(text: str) -> str:
-    """Return printable ASCII without double quotes, for comments and quoted notes."""
+    """Returns printable ASCII without double quotes, for comments and quoted notes."""
     return text.encode("unicode_escape").decode().replace('"', "'")

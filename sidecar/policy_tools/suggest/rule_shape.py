@@ -58,7 +58,7 @@ class RuleShaper:
     more_sets: set[Names] = field(default_factory=set)
 
     def rules(self, kind: PermissionKind, grid: Grid, backed: Backed) -> tuple[list[RuleDraft], bool]:
-        """Return few rules for a grid of uses with the same terms, and whether they are proved to be the fewest."""
+        """Returns few rules for a grid of uses with the same terms, and whether they are proved to be the fewest."""
         wide = self._wide_boxes(grid, backed) if self.widen else {}
         found = cover(grid, list(wide))
         boxes = list(found.boxes)
@@ -98,7 +98,8 @@ class RuleShaper:
         )
 
     def _object(self, kind: PermissionKind, must: Names, may: Names, held: Callable[[str], bool]) -> tuple[str, Names]:
-        """Return an exact name, or a pattern that is `held`, with what it matches; else "" and the objects of a set."""
+        """Returns an exact name, or a pattern that is `held`, with what it matches; else "" and the objects of a
+        set."""
         if len(must) == 1:
             return next(iter(must)), must
         there = _between(must, may, self.sets)
@@ -115,7 +116,7 @@ class RuleShaper:
         return "", objects
 
     def _wide_boxes(self, grid: Grid, backed: Backed) -> dict[Box, str]:
-        """Return boxes of patterns that match up to `widen` unused known objects, for all subjects that can share."""
+        """Returns boxes of patterns that match up to `widen` unused known objects, for all subjects that can share."""
         found: dict[Box, str] = {}
         single = [1 << a for a in range(len(grid.actions))]
         lists = list(dict.fromkeys([sum(single), *single]))
@@ -131,7 +132,7 @@ class RuleShaper:
         return found
 
     def _sharing(self, grid: Grid, rows: Sequence[int], mask: int, fitting: Names) -> int:
-        """Return the subjects that together leave at most `widen` of the pattern's objects unused."""
+        """Returns the subjects that together leave at most `widen` of the pattern's objects unused."""
         subjects, common = 0, mask
         for s in sorted(range(len(rows)), key=lambda s: (-(rows[s] & mask).bit_count(), s)):
             used = grid.names(grid.objects, common & rows[s])
@@ -173,7 +174,7 @@ class _RuleRows:
 
 
 def pattern_of(names: Collection[str], kind: PermissionKind, listed: Collection[str]) -> str:
-    """Return the narrowest pattern with one wildcard, cut between words, that matches all these names; "" if there is
+    """Returns the narrowest pattern with one wildcard, cut between words, that matches all these names; "" if there is
     no useful one. It stays on one server, and matches all of a server only if a catalogue lists that server."""
     head, tail = common_head(names), common_head([name[::-1] for name in names])[::-1]
     head = head[: max(head.rfind(mark) for mark in _BOUNDARIES) + 1]
@@ -211,13 +212,13 @@ def _between(must: Names, may: Names, groups: Collection[Names]) -> Names:
 
 
 def _mask(groups: Sequence[Group], places: Mapping[str, int], names: Names, *, whole: bool) -> int:
-    """Return the indexes all of whose names (or at least one) are among these. `places` are the names' indexes."""
+    """Returns the indexes all of whose names (or at least one) are among these. `places` are the names' indexes."""
     found = Counter(places[name] for name in names if name in places)
     return sum(1 << at for at, count in found.items() if not whole or count == len(groups[at]))
 
 
 def _prefixes(grid: Grid, listed: Collection[str]) -> list[str]:
-    """Return every beginning of an object's name, up to the end of a word, as a pattern; the shortest first."""
+    """Returns every beginning of an object's name, up to the end of a word, as a pattern; the shortest first."""
     found: dict[str, None] = {}
     for name in sorted(name for group in grid.objects for name in group):
         found.update((name[: at + 1] + "*", None) for at, mark in enumerate(name) if mark in _BOUNDARIES)

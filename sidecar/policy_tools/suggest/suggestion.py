@@ -61,13 +61,13 @@ class Suggestion(NamedTuple):
     carried: Carried = NOTHING_CARRIED
 
     def bare(self) -> Self:
-        """Return the same rules without their terms and what is carried over: their meaning for known names."""
+        """Returns the same rules without their terms and what is carried over: their meaning for known names."""
         rules = tuple(rule._replace(terms=PLAIN) for rule in self.rules)
         return self._replace(rules=rules, carried=NOTHING_CARRIED)
 
 
 def suggest(evidence: UsageEvidence, known: Known, present: Present, *, widen: int = 0) -> Suggestion:
-    """Return the suggestion for the recorded use. With `widen`, a pattern may match that many unused known objects."""
+    """Returns the suggestion for the recorded use. With `widen`, a pattern may match that many unused known objects."""
     source = present.source
     groups = grouped(evidence, source)
     shaper = RuleShaper(known, frozenset(present.roles), frozenset(present.sets), widen)
@@ -86,7 +86,7 @@ def suggest(evidence: UsageEvidence, known: Known, present: Present, *, widen: i
 
 
 def _under(terms: Terms, drafts: list[RuleDraft]) -> list[RuleDraft]:
-    """Return the drafts with their terms. A limit counts one rule, all parts of which have the same actions."""
+    """Returns the drafts with their terms. A limit counts one rule, all parts of which have the same actions."""
     if terms.limit is None or len(drafts) < 2:
         return [replace(draft, terms=terms) for draft in drafts]
     actions = tuple(sorted({action for draft in drafts for action in draft.actions}))
@@ -103,7 +103,7 @@ def _order(draft: RuleDraft) -> tuple[int, list[str], list[str]]:
 
 
 def _parts(triples: list[Triple], widen: int) -> list[list[Triple]]:
-    """Split the triples into parts to be covered separately: a wide pattern may span all, but `anonymous`."""
+    """Splits the triples into parts to be covered separately: a wide pattern may span all, but `anonymous`."""
     if not widen:
         return components(triples, lambda subject: subject == ANONYMOUS)
     parts = [[t for t in sorted(triples) if (t.subject == ANONYMOUS) is alone] for alone in (False, True)]
@@ -179,19 +179,19 @@ def _rule(draft: RuleDraft, id_: str, subject: str, obj: str, by_subject: _BySub
 
 
 def _cited(traces: Iterable[Trace]) -> tuple[str, ...]:
-    """Return up to three decisions, of different triples as far as possible."""
+    """Returns up to three decisions, of different triples as far as possible."""
     ranks = zip_longest(*(trace.decisions for trace in traces), fillvalue="")
     return tuple(dict.fromkeys(decision for rank in ranks for decision in rank if decision))[:MAX_CITED]
 
 
 def role_name(members: Names, taken: set[str]) -> str:
-    """Return `role:payments-agents` for nhi:payments-ledger and nhi:payments-refunds; else `role:suggested-1`."""
+    """Returns `role:payments-agents` for nhi:payments-ledger and nhi:payments-refunds; else `role:suggested-1`."""
     stem, what = _in_common([name.partition(":")[2] for name in members]), _what(members, _MEMBERS, "principals")
     return _free("role:", _joined(stem, what), taken)
 
 
 def set_name(objects: Names, subject: str, taken: set[str]) -> str:
-    """Return `set:github-get` for tools with that prefix, `set:planner-tools` for a subject's various tools."""
+    """Returns `set:github-get` for tools with that prefix, `set:planner-tools` for a subject's various tools."""
     rests = [name.partition(":")[2] for name in objects]
     what = _what(objects, _THINGS, "objects")
     servers = {rest.partition("/")[0] for rest in rests}
@@ -202,7 +202,7 @@ def set_name(objects: Names, subject: str, taken: set[str]) -> str:
 
 
 def rule_id(draft: RuleDraft, subject: str, obj: str, taken: set[str]) -> str:
-    """Return `suggested-<subject>-<object>`, with a digest of the rule's content if that is long or not unique."""
+    """Returns `suggested-<subject>-<object>`, with a digest of the rule's content if that is long or not unique."""
     thing = _slug(obj.partition(":")[2].replace("*", "")) or "all"
     who = _slug(subject.partition(":")[2]) or subject
     stem = f"{SUGGESTED}-{who.removeprefix(f'{SUGGESTED}-')}-{thing.removeprefix(f'{who}-')}"

@@ -82,7 +82,7 @@ class Backing:
                 self._rows.setdefault((rule.kind, key), []).append(rule)
 
     def terms_of(self, triple: Triple, trace: Trace) -> dict[Terms, set[RuleRef]]:
-        """Return the terms of a use, each with the rows that have them; nothing if no row allows it today."""
+        """Returns the terms of a use, each with the rows that have them; nothing if no row allows it today."""
         held = {
             rule: terms
             for rule in self._about(triple.kind, triple.object)
@@ -103,7 +103,7 @@ class Backing:
         }
 
     def _terms(self, rule: RuleRef, triple: Triple) -> Terms | None:
-        """Return a row's terms, with the role if only a token can grant it; None if the row does not match the use."""
+        """Returns a row's terms, with the role if only a token can grant it; None if the row does not match the use."""
         if triple.action not in actions_of(rule.actions):
             return None
         when = rule.when
@@ -134,7 +134,8 @@ class Backing:
 
 
 def grouped(evidence: UsageEvidence, source: PolicySource | None) -> Groups:
-    """Group the use by terms. Uses that no row allows any more leave the evidence, unless they passed without a row."""
+    """Groups the use by terms. Uses that no row allows any more leave the evidence, unless they passed without a
+    row."""
     groups: dict[PermissionKind, dict[Terms, Backed]] = {}
     backing = Backing(source) if source else None
     for triple, trace in list(evidence.traces.items()):
@@ -156,7 +157,7 @@ def grouped(evidence: UsageEvidence, source: PolicySource | None) -> Groups:
 
 
 def _countable(groups: Mapping[Terms, Backed], evidence: UsageEvidence) -> Iterator[tuple[Terms, Backed]]:
-    """Yield the groups without uses whose limit cannot be counted as today: parts of a rule differ in names only."""
+    """Yields the groups without uses whose limit cannot be counted as today: parts of a rule differ in names only."""
     of = Counter(terms.of for terms in groups if terms.of)
     lost = {triple for terms, backed in groups.items() if of[terms.of] > 1 for triple in backed.triples}
     for triple in sorted(lost):
@@ -180,7 +181,7 @@ NOTHING_CARRIED = Carried()
 
 
 def carried(source: PolicySource, conditions: Iterable[str]) -> Carried:
-    """Return every deny row, and the roles and sets that these rows and some conditions need."""
+    """Returns every deny row, and the roles and sets that these rows and some conditions need."""
     found = {(r.id, r.subject, r.object): r for r in source.own_rules if r.effect == "deny" and not r.shadow}
     denies = tuple(found.values())
     texts = {*conditions, *(rule.when for rule in denies)} - {""}
@@ -222,7 +223,7 @@ class Present:
 
     @classmethod
     def of(cls, source: PolicySource) -> Self:
-        """Read a loaded policy. Roles with a slash may be granted by tokens too, so their members are unknown."""
+        """Reads a loaded policy. Roles with a slash may be granted by tokens too, so their members are unknown."""
         taken = {name for links in (source.roles, source.sets) for above in links.parents.values() for name in above}
         taken.update(name for rule in source.own_rules for name in (rule.id, rule.subject, rule.object))
         asks = (
@@ -239,7 +240,7 @@ class Present:
 
 
 def _by_contents(links: RoleLinks, fit: Callable[[str], bool]) -> dict[frozenset[str], str]:
-    """Return names by direct and indirect members. Of two with the same members, the first by name."""
+    """Returns names by direct and indirect members. Of two with the same members, the first by name."""
     found: dict[frozenset[str], str] = {}
     for name, contents in sorted(links.contents().items()):
         exact = frozenset(each for each in contents if not each.startswith(("role:", "set:")))

@@ -65,7 +65,7 @@ class CoveredRules(NamedTuple):
 
     @property
     def percent(self) -> float:
-        """Return 0 to 100; 100 if there is nothing to exercise."""
+        """Returns 0 to 100; 100 if there is nothing to exercise."""
         return 100.0 * self.exercised / self.rules if self.rules else 100.0
 
 
@@ -99,7 +99,7 @@ class TestBench:
         return self.now_s if test.now_s is None else test.now_s
 
     def _grounds(self, test: PolicyTest, decision: Decision, now_s: float) -> frozenset[str]:
-        """Return the rules that the answer rests on. Only computed for coverage: it can take as long as the answer."""
+        """Returns the rules that the answer rests on. Only computed for coverage: it can take as long as the answer."""
         if self.exercised is None and test.expect.rule is None:
             return frozenset()
         found = self.rests_on(decision, test.chain, now_s, session=test.session or test.listing is not None)
@@ -108,7 +108,7 @@ class TestBench:
         return found
 
     def _repeat(self, test: PolicyTest, question: Question) -> TestOutcome:
-        """Make all calls, or as many as it takes until one is refused; by limits too, if the test is about them."""
+        """Makes all calls, or as many as it takes until one is refused; by limits too, if the test is about them."""
         repeat, start_s = test.repeat or _ONCE, self._time_of(test)
         limited = test.repeat is not None or test.expect.limits is not None
         ledger, ask = _Ledger(repeat.takes), self.engine.enter if test.session else self.engine.decide
@@ -130,7 +130,7 @@ class TestBench:
         return TestOutcome(True, decision, now_s, None, 0, ledger.limits, rests_on)
 
     def _waits(self, test: PolicyTest, decision: Decision) -> str:
-        """Return why an allowed call waits for an approval; "" if it does not, or the test's approvers give it."""
+        """Returns why an allowed call waits for an approval; "" if it does not, or the test's approvers give it."""
         if not decision.approvals:
             return ""
         if test.approvers:
@@ -138,7 +138,7 @@ class TestBench:
         return "; ".join(dict.fromkeys(f"{rule.id} demands {_demand(rule)}" for rule in decision.approvals))
 
     def _list(self, test: PolicyTest, listing: ListExpectation) -> TestOutcome:
-        """Decide the list itself as a session call, then each entry as the proxy does."""
+        """Decides the list itself as a session call, then each entry as the proxy does."""
         now_s = self._time_of(test)
         asked = server_question(listing.server, f"{listing.member}/list")
         decision = self.engine.enter(test.chain, asked, now_s)
@@ -174,7 +174,7 @@ class TestBench:
         return frozenset((*decision.would_deny, *decision.would_allow, *(rule.id for rule in rules)))
 
     def _wavering(self, link: Link, principal: Principal, now_s: float) -> Iterator[RuleRef]:
-        """Yield the allow rules that match a denied link in all but condition or expiry, if that is the reason."""
+        """Yields the allow rules that match a denied link in all but condition or expiry, if that is the reason."""
         if link.reason not in (Reason.CONDITION_FALSE, Reason.EXPIRED):
             return
         if self._wavering_by is None:  # the allow rules with a condition or an expiry, by subject; patterns under "*"
@@ -211,7 +211,8 @@ class _Ledger:
         self.store = MemoryCounters(lambda: self.now_s, lease_s=_FOR_EVER_S, remember_s=_FOR_EVER_S)
 
     def take(self, plan: LimitPlan, now_s: float) -> Refusal | None:
-        """Charge a call; return its refusal by a spent limit. `limits` are then those that refuse, else all charged."""
+        """Charges a call; returns its refusal by a spent limit. `limits` are then those that refuse, else all
+        charged."""
         self.now_s = now_s
         while self.held and self.held[0][0] <= now_s:
             _, ended, ended_id = self.held.popleft()

@@ -55,7 +55,7 @@ class PolicyTest(NamedTuple):
 
     @property
     def times(self) -> int:
-        """Return how many questions it asks, as far as the file determines that."""
+        """Returns how many questions it asks, as far as the file determines that."""
         if self.listing is not None and self.listing.names is not None:
             return len(self.listing.names)
         return self.repeat.times if self.repeat else 1
@@ -71,7 +71,7 @@ class PolicySuite(NamedTuple):
 
 
 def read_suites(paths: Sequence[Path], *, inside: Path | None = None) -> list[PolicySuite]:
-    """Read suites of files and folders. Links must not lead out of these, or of `inside`. Raises PolicyError."""
+    """Reads suites of files and folders. Links must not lead out of these, or of `inside`. Raises PolicyError."""
     suites: list[PolicySuite] = []
     faults = [fault for path in paths if inside is not None and (fault := leading_out(path, inside)) is not None]
     for file in _files([] if faults else paths, faults):
@@ -101,7 +101,7 @@ def _files(paths: Sequence[Path], faults: list[Fault]) -> list[Path]:
 
 
 def _walk(folder: Path, faults: list[Fault]) -> Iterator[Path]:
-    """Yield files under the folder, ordered by name. A folder already visited (through a link upwards) is skipped."""
+    """Yields files under the folder, ordered by name. A folder already visited (through a link upwards) is skipped."""
     entered: set[tuple[int, int]] = set()
     todo = [folder]
     while todo:

@@ -16,7 +16,7 @@ _MARKS = {"passed": "PASS", "failed": "FAIL", "skipped": "SKIP"}
 
 
 def text(report: SuiteReport, took_s: float, *, verbose: bool = False) -> Iterator[str]:
-    """Yield the report line by line: failures and skipped tests, then the figures. `verbose`: every test."""
+    """Yields the report line by line: failures and skipped tests, then the figures. `verbose`: every test."""
     told = 0
     for result in report.results:
         if result.outcome == "passed" and not verbose:
@@ -57,7 +57,7 @@ def _failure(result: TestResult) -> Iterator[str]:
 
 
 def link_in_words(link: Link) -> str:
-    """Return `user_to_nhi: user:alice → nhi:bot, message/send: allow by oncall (policies/user_to_nhi.csv:4)`."""
+    """Returns `user_to_nhi: user:alice → nhi:bot, message/send: allow by oncall (policies/user_to_nhi.csv:4)`."""
     answer = "allow" if link.allowed else f"deny, {link.reason}"
     rules = ", ".join(f"{rule.id} ({place(rule)})" for rule in link.rules)
     by = f" by {rules}" if rules else ""
@@ -113,7 +113,7 @@ def _got_data(got: TestOutcome) -> dict[str, Any]:
 
 
 def junit(report: SuiteReport, took_s: float) -> bytes:
-    """Return the document. It has one test suite for each file with a test to run."""
+    """Returns the document. It has one test suite for each file with a test to run."""
     root = ElementTree.Element("testsuites", {"name": "sidecar policy test", **_counts(report.results, took_s)})
     for file, together in groupby(report.results, key=lambda result: result.test.place.span.file):
         results = tuple(together)

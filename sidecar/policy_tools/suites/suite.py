@@ -67,7 +67,7 @@ def run_suites(
     coverage: bool = False,
     on_each: OnEach = lambda done, of: None,
 ) -> SuiteReport:
-    """Run the wanted tests; `now_s` is the time of those without one, `on_each` gets the numbers done and in all."""
+    """Runs the wanted tests; `now_s` is the time of those without one, `on_each` gets the numbers done and in all."""
     own = replace(budgets)  # a copy: plans cached here are of no use to the server
     bench = TestBench(engine, source, own, now_s, exercised=set() if coverage else None)
     objects: frozenset[str] | None = None
@@ -89,7 +89,7 @@ def run_suites(
 def self_test(
     engine: Engine, source: PolicySource, policies: Path, budgets: Budgets, *, now_s: float | None = None
 ) -> list[Fault]:
-    """Return what prevents this policy from being used: faults in its test files, or T201 for each failed test, at its
+    """Returns what prevents this policy from being used: faults in its test files, or T201 for each failed test, at its
     `expect`. [] when all pass, or there are none. Skipped tests prevent nothing."""
     folder = policies / FOLDER
     if not folder.exists():
@@ -151,7 +151,7 @@ def _some(names: Iterable[str]) -> str:
 
 
 def answer_in_words(got: TestOutcome) -> str:
-    """Return `allow`, `deny (rate-limited, call 121)`, or `approval (user:bob does not have role:oncall)`."""
+    """Returns `allow`, `deny (rate-limited, call 121)`, or `approval (user:bob does not have role:oncall)`."""
     if got.allowed:
         return "allow"
     if got.waits:

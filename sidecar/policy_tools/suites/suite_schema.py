@@ -110,7 +110,7 @@ def _reason(text: str) -> str:
 
 
 def _expected(value: object) -> object:
-    """Expand the short forms: a word is a decision, a list is the names shown."""
+    """Expands the short forms: a word is a decision, a list is the names shown."""
     if isinstance(value, str):
         return {"decision": value}
     return {"decision": "allow", "shows": value} if isinstance(value, list) else value
@@ -240,7 +240,7 @@ class WrittenTest(Section):
         return self.action in _SESSION
 
     def asked(self) -> Question:
-        """Return the question of a call. Raises Refusal if the proxy would reject the call as malformed."""
+        """Returns the question of a call. Raises Refusal if the proxy would reject the call as malformed."""
         kind, _, rest = (self.calls or "").partition(":")
         action = self.action or ACTION_ON[kind]
         if kind == "nhi":
@@ -375,5 +375,5 @@ class SuiteFile(Section):
 
 
 def listed_question(member: str, server: str, name: str) -> Question | None:
-    """Return the question of using an entry of a list; None for a name that no entry can have."""
+    """Returns the question of using an entry of a list; None for a name that no entry can have."""
     return messages.entry_question(member, server, {"uri" if member == "resources" else "name": name})

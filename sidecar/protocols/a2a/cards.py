@@ -103,7 +103,7 @@ def read(given: object) -> Json:
 
 
 def check(card: Read) -> None:
-    """Check the required parts of a canonical card from any binding. Raises UnreadableMessage."""
+    """Checks the required parts of a canonical card from any binding. Raises UnreadableMessage."""
     for name in ("name", "version"):
         if not card.get(name):
             raise UnreadableMessage(f"/{name}", "is missing")

@@ -133,7 +133,7 @@ def routing_headers(method: str, name: str | None) -> list[tuple[str, str]]:
 def check_parameter_headers(
     headers: Headers, declared: Mapping[str, Sequence[str]], arguments: Mapping[str, Any]
 ) -> None:
-    """Check `Mcp-Param-*` against the arguments that they mirror. `declared` maps the header's rest, as the schema
+    """Checks `Mcp-Param-*` against the arguments that they mirror. `declared` maps the header's rest, as the schema
     writes it, to the path of the argument."""
     for name, path in declared.items():
         lines = headers.get(f"mcp-param-{name.lower()}", ())

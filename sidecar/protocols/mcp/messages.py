@@ -247,7 +247,7 @@ def asked_of_client(result: Mapping[str, Any]) -> list[str]:
 
 
 def narrow_to_sessions(result: dict[str, Any]) -> None:
-    """Remove what no revision with sessions has: structured content, and output schemas, that are no object."""
+    """Removes what no revision with sessions has: structured content, and output schemas, that are no object."""
     if not isinstance(result.get("structuredContent", {}), dict):
         del result["structuredContent"]
     for tool in result.get("tools", ()):

@@ -64,7 +64,7 @@ def related_by_caller(holder: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def check_task_wish(params: Mapping[str, Any]) -> None:
-    """Check `params.task` of MCP 2025-11-25. Raises Refusal(MALFORMED_CALL)."""
+    """Checks `params.task` of MCP 2025-11-25. Raises Refusal(MALFORMED_CALL)."""
     task = params["task"]
     ttl = task.get("ttl") if isinstance(task, dict) else None
     if not isinstance(task, dict) or (ttl is not None and (isinstance(ttl, bool) or not isinstance(ttl, int | float))):
@@ -72,7 +72,7 @@ def check_task_wish(params: Mapping[str, Any]) -> None:
 
 
 def check_declared(params: Mapping[str, Any]) -> None:
-    """Refuse the extension's methods to a caller that did not declare it, with MCP's own error."""
+    """Refuses the extension's methods to a caller that did not declare it, with MCP's own error."""
     if not declares(params.get("_meta", {}).get(META_CAPABILITIES)):
         raise Refusal(
             Reason.MALFORMED_CALL,

@@ -60,7 +60,7 @@ class CardKeeper:
         return None if self._card is None else any(skill["id"] == name for skill in self._card.get("skills", ()))
 
     async def prepare(self) -> None:
-        """Learn the agent's version if it is not configured. After a failed fetch no call waits for a while."""
+        """Learns the agent's version if it is not configured. After a failed fetch no call waits for a while."""
         if self._spoken is not None or self._clock() - max(self._fetched_s, self._failed_s) < KEPT_S:
             return
         if self._card is None:
@@ -73,7 +73,7 @@ class CardKeeper:
             await self.card()
 
     async def probe(self, within_s: float) -> None:
-        """Report to the account whether the agent serves its card. Raises Refusal."""
+        """Reports to the account whether the agent serves its card. Raises Refusal."""
         if self._get is None or self._account is None:  # its health shows only in its calls
             return
         given = self._account.breaker.enter()

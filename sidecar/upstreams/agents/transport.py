@@ -64,7 +64,7 @@ class AgentEvents(Protocol):
         """The events; None is a keep-alive. An `AgentError` is the last item. Raises Refusal."""
 
     def close(self) -> None:
-        """Cancel the rest; the agent sees that at once. Calling it twice is allowed."""
+        """Cancels the rest; the agent sees that at once. Calling it twice is allowed."""
 
 
 class AgentTransport(Protocol):
@@ -82,4 +82,4 @@ class AgentTransport(Protocol):
         """The secrets that the agent receives. Equal values are the same secrets, with the content of their files."""
 
     async def close(self) -> None:
-        """Close every connection."""
+        """Closes every connection."""

@@ -49,7 +49,7 @@ class CredentialSource:
         """The upstream rejected the header (HTTP 401): the next exchange should use another, if there is one."""
 
     async def close(self) -> None:
-        """Close connections. Calling it twice is allowed."""
+        """Closes connections. Calling it twice is allowed."""
 
 
 NO_CREDENTIAL: Final = CredentialSource()

@@ -91,7 +91,7 @@ class TokenCache:
             place.dropped_at, place.failed_at = now, -inf
 
     async def close(self) -> None:
-        """End the fetches in progress, and drop every token."""
+        """Ends the fetches in progress, and drops every token."""
         for flight in self._flights:
             flight.cancel()
         await asyncio.gather(*self._flights, return_exceptions=True)

@@ -97,11 +97,11 @@ class TokenEndpoint:
         self._client = HttpClient(self._origin, egress=egress, max_connections=MAX_CONNECTIONS)
 
     async def ask(self, form: Form) -> GrantedToken:
-        """Request a token. Raises Unsent, and DeniedError if the endpoint refuses. A failure is logged."""
+        """Requests a token. Raises Unsent, and DeniedError if the endpoint refuses. A failure is logged."""
         return await self._posted(form, _granted)
 
     async def ask_for_id_token(self, form: Form) -> str:
-        """Request an ID token (OpenID Connect Core 3.1.3). Raises as `ask` does."""
+        """Requests an ID token (OpenID Connect Core 3.1.3). Raises as `ask` does."""
         return await self._posted(form, _id_token)
 
     async def _posted(self, form: Form, granted: Callable[[int, Mapping[str, Any]], T]) -> T:

@@ -130,7 +130,8 @@ class ArgumentSchema:
 
 
 def compile_schema(schema: object, *, of_object: bool = True) -> ArgumentSchema:
-    """Check and compile an `inputSchema`, or an `outputSchema`, which need not be `of_object`. Raises SchemaRefused."""
+    """Checks and compiles an `inputSchema`, or an `outputSchema`, which need not be `of_object`. Raises
+    SchemaRefused."""
     import jsonschema_rs
 
     if not isinstance(schema, dict) or (of_object and schema.get("type") != "object"):
@@ -179,7 +180,7 @@ class _SchemaPlaces:
     dynamic: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
 
     def note(self, root: dict[str, Any]) -> None:
-        """Walk the document. Raises SchemaRefused for names that two readers may understand differently."""
+        """Walks the document. Raises SchemaRefused for names that two readers may understand differently."""
         named = root.get("$id")
         self.top = named.removesuffix("#") if isinstance(named, str) else _NAMELESS
         self.resources[self.top] = root

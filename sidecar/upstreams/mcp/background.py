@@ -22,7 +22,7 @@ class BackgroundTasks:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def add(self, work: Coroutine[Any, Any, object]) -> None:
-        """Run it in the background; its refusals are ignored."""
+        """Runs it in the background; its refusals are ignored."""
         if len(self._tasks) >= self._max_tasks:
             work.close()
             return

@@ -111,7 +111,7 @@ class ToolCatalogue:
         return tool
 
     async def learn(self, deadline_s: float) -> None:
-        """Wait until there is a usable list that was begun after the last announced change."""
+        """Waits until there is a usable list that was begun after the last announced change."""
         until, changes = self._clock() + deadline_s, self._changes
         while (now := self._clock()) >= self._serves_until or self._covered < changes:
             if self._failure is not None and now - self._failed_at < RETRY_AFTER_S:
@@ -128,11 +128,11 @@ class ToolCatalogue:
         self._changes += 1
 
     async def probe(self, within_s: float) -> None:
-        """Check that the upstream answers, in the conversation that its tools are listed in. Raises Refusal."""
+        """Checks that the upstream answers, in the conversation that its tools are listed in. Raises Refusal."""
         await self._enquiry.probe(within_s)
 
     async def explore(self) -> None:
-        """List the upstream's prompts and resources, for operators. Raises Refusal."""
+        """Lists the upstream's prompts and resources, for operators. Raises Refusal."""
         await self.learn(self._upstream.timeout_s)
         with suppress(TimeoutError):
             async with asyncio.timeout(MAX_EXPLORE_S):
@@ -143,7 +143,7 @@ class ToolCatalogue:
         self._tell_of_left_out()
 
     async def learn_spellings(self, within_s: float) -> None:
-        """List the resources, once a minute, before a URI not in normal form is read: the upstream may spell it so."""
+        """Lists the resources, once a minute, before a URI not in normal form is read: the upstream may spell it so."""
         async with self._spelling:
             if self._clock() < self._spelled_until:
                 return
@@ -174,7 +174,7 @@ class ToolCatalogue:
         return (*quarantined, *chain.from_iterable(self._left_out.values()))
 
     def _tell_of_left_out(self) -> None:
-        """Log each once, up to a bound."""
+        """Logs each once, up to a bound."""
         fresh = [one for one in self.left_out if one not in self._told][: max(0, MAX_TOLD - len(self._told))]
         self._told.update(fresh)
         for one in fresh:
@@ -260,7 +260,7 @@ class ToolCatalogue:
         self._failure, self._failed_at = refusal, self._clock()
 
     async def _listen(self) -> None:
-        """Listen for changes. A stream that ends is reopened, at growing intervals while it ends at once."""
+        """Listens for changes. A stream that ends is reopened, at growing intervals while it ends at once."""
         pause_s = 1.0
         while True:
             opened_at = self._clock()
@@ -287,7 +287,7 @@ class Spellings:
     _by_form: OrderedDict[str, str] = field(default_factory=OrderedDict)
 
     def learn(self, form: str, written: str) -> None:
-        """Record the upstream's spelling of a normal form. If it lists the normal form too, that one is used."""
+        """Records the upstream's spelling of a normal form. If it lists the normal form too, that one is used."""
         if written == form:
             if form in self._by_form:
                 self._by_form[form] = form

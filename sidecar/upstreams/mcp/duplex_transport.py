@@ -69,7 +69,7 @@ class DuplexWire(ABC):
 
     @abstractmethod
     async def send(self, message: bytes, caller: Caller | None) -> None:
-        """Send a message in order for `caller` (None: the line's last); waits for a slow reader. Raises Refusal."""
+        """Sends a message in order for `caller` (None: the line's last); waits for a slow reader. Raises Refusal."""
 
     @abstractmethod
     def messages(self) -> AsyncGenerator[bytes, None]:
@@ -77,7 +77,7 @@ class DuplexWire(ABC):
 
     @abstractmethod
     async def close(self) -> None:
-        """Close the line, and end what was started for it. Calling it twice is allowed."""
+        """Closes the line, and ends what was started for it. Calling it twice is allowed."""
 
 
 @dataclass(slots=True, eq=False)
@@ -92,7 +92,7 @@ class _Session:
     backlog: deque[bytes] = field(default_factory=lambda: deque(maxlen=MAX_BACKLOG))
 
     def tell(self, event: bytes) -> None:
-        """Send an event on its newest stream, or on the next one to open."""
+        """Sends an event on its newest stream, or on the next one to open."""
         for stream in reversed(self.streams):
             stream.write(event)
             if not stream.closed:
@@ -104,7 +104,7 @@ class _Session:
                 self.backlog.popleft()
 
     def listen(self) -> BuiltUpstream:
-        """Open a further stream, which begins with the backlog."""
+        """Opens a further stream, which begins with the backlog."""
         pipe = AnswerPipe()
         while self.backlog:
             pipe.write(self.backlog.popleft())
@@ -142,7 +142,7 @@ class _Call:
         return self.request.method == "initialize"
 
     def pass_on(self, message: dict[str, Any]) -> None:
-        """Pass on a message about the request, before its response."""
+        """Passes on a message about the request, before its response."""
         if not self.head.done():
             left_s = self.until - self.head.get_loop().time()
             self.head.set_result(
@@ -153,7 +153,7 @@ class _Call:
             self.give_up()
 
     def answer(self, message: dict[str, Any], headers: Mapping[str, str]) -> None:
-        """Deliver the response and end the request."""
+        """Delivers the response and ends the request."""
         body = orjson.dumps({**message, "id": self.request.id})
         if self.head.done():
             self.pipe.write(sse.encode_event(body))
@@ -298,7 +298,7 @@ class DuplexTransport:
         return OfOneCaller() if self._own else None
 
     def _tell(self, message: Notification | Response, caller: Caller | None = None) -> None:
-        """Send a message that no caller waits for."""
+        """Sends a message that no caller waits for."""
         if self.failure is None:  # if it is lost meanwhile, its reader reports that
             self._background.add(self._wire.send(jsonrpc.encode_message(message), caller))
 
@@ -312,7 +312,7 @@ class DuplexTransport:
     # --- shared lines -------------------------------------------------------------------------------------------------
 
     async def _for_all(self, outbound: Outbound, request: Request, session: _Session | None) -> BuiltUpstream | None:
-        """Answer a request that a shared server's line answers itself; None if the server must answer it."""
+        """Answers a request that a shared server's line answers itself; None if the server must answer it."""
         if request.method == "initialize":
             result = await self._greeted(outbound)
             if len(self.sessions) >= MAX_SESSIONS:
@@ -369,7 +369,7 @@ class DuplexTransport:
         self._lose(failure)
 
     def _came(self, raw: bytes) -> None:
-        """Handle one message. Raises Refusal after too many invalid messages."""
+        """Handles one message. Raises Refusal after too many invalid messages."""
         message = None
         with suppress(Refusal):
             message = jsonrpc.parse_answer(raw)
@@ -457,7 +457,7 @@ class DuplexTransport:
                     return
 
     def _to_client(self, message: dict[str, Any]) -> None:
-        """Deliver to the one client of this line, on whatever stream it listens."""
+        """Delivers to the one client of this line, on whatever stream it listens."""
         for call in reversed(self._calls.values()):
             if not call.opens and not call.outbound.endless:
                 # Anonymous callers share a line, but are not one client.
@@ -492,7 +492,7 @@ def _renumbered(params: dict[str, Any], number: int) -> tuple[dict[str, Any], Id
 
 
 def _restore_subscription(holder: object, ours: object, theirs: Id) -> None:
-    """Put the caller's id where the server names the subscription by the sidecar's."""
+    """Puts the caller's id where the server names the subscription by the sidecar's."""
     meta = holder.get("_meta") if isinstance(holder, dict) else None
     if isinstance(meta, dict) and meta.get(META_SUBSCRIPTION) == ours:
         meta[META_SUBSCRIPTION] = theirs

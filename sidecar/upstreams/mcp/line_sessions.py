@@ -78,7 +78,7 @@ class LineTransport(McpTransport):
 
     @abstractmethod
     async def open_wire(self, owner: str, caller: Caller | None) -> DuplexWire:
-        """Open a line for an owner ("" is the sidecar). Raises Refusal; leaves nothing behind if it is cancelled."""
+        """Opens a line for an owner ("" is the sidecar). Raises Refusal; leaves nothing behind if it is cancelled."""
 
     async def exchange(self, outbound: Outbound) -> BuiltUpstream:
         message = outbound.message

@@ -142,7 +142,7 @@ class OwnConversation:
         return (await self._list(kind)).entries
 
     async def probe(self, within_s: float) -> None:
-        """Check that the upstream answers, be it an error; a lost conversation is begun anew. Raises Refusal."""
+        """Checks that the upstream answers, be it an error; a lost conversation is begun anew. Raises Refusal."""
         async with self._turn:
             self._left_bytes = MAX_LIST_BYTES
             if not self.version:
@@ -201,7 +201,7 @@ class OwnConversation:
             await self.upstream.end_session(session_id, version, _FAREWELL_S)
 
     async def _open(self, within_s: float | None = None) -> None:
-        """Begin the conversation. Raises Refusal, and then there is none."""
+        """Begins the conversation. Raises Refusal, and then there is none."""
         begun_at = self.clock_mono()
         self.version, self._session_id = "", None
         self._left_bytes = MAX_GREETING_BYTES

@@ -49,7 +49,7 @@ _BY_COMMAND: Final = "sidecar mcp tools SERVER --pin writes this file"
 
 
 def load_pins(path: Path, known: Pins = NO_PINS) -> Pins:
-    """Read pins.yaml; without the file nothing is pinned. An unchanged file gives `known`: a thousand definitions take
+    """Reads pins.yaml; without the file nothing is pinned. An unchanged file gives `known`: a thousand definitions take
     a third of a second. Raises PolicyError with every fault and its position."""
     if not path.exists() and not path.is_symlink():  # a dangling link does not mean "no pins"
         return NO_PINS

@@ -80,7 +80,7 @@ class SessionStore:
     _forgetting: BackgroundTasks = field(default_factory=lambda: BackgroundTasks(MAX_FORGETTING))
 
     async def keep(self, session: Session) -> None:
-        """Publish the session to every replica. Raises Refusal(STORE_UNAVAILABLE)."""
+        """Publishes the session to every replica. Raises Refusal(STORE_UNAVAILABLE)."""
         if self.run is None:
             return
         session.roams = True
@@ -96,7 +96,7 @@ class SessionStore:
         await self._ask("keep", session.id, self._ttl_ms, record.sealed(session.id))
 
     async def recall(self, session_id: str, caller: Caller, server: str) -> Sequence[Session]:
-        """Load the session here if it is shared and the caller's; drop it if it was ended elsewhere. Returns the
+        """Loads the session here if it is shared and the caller's; drops it if it was ended elsewhere. Returns the
         sessions that were ended to make room. Raises Refusal: STORE_UNAVAILABLE, TOO_MANY_CONCURRENT."""
         if self.run is None or not _OURS.fullmatch(session_id):
             return ()
@@ -125,7 +125,7 @@ class SessionStore:
         return ended
 
     async def forget(self, session: Session) -> None:
-        """End the session at every replica. Raises Refusal(STORE_UNAVAILABLE)."""
+        """Ends the session at every replica. Raises Refusal(STORE_UNAVAILABLE)."""
         if session.roams and self.run is not None:
             await self._ask("drop", session.id)
 

@@ -102,13 +102,13 @@ class Session:
             self.creators.pop(oldest, None)
 
     def expect(self, request_id: Id, method: str) -> None:
-        """Let the caller answer this request of the server, once."""
+        """Lets the caller answer this request of the server, once."""
         self.awaited[request_id] = method
         if len(self.awaited) > MAX_AWAITED:
             self.awaited.popitem(last=False)
 
     def open_stream(self, close: Callable[[], None]) -> None:
-        """Add a stream; `close` ends it. Beyond MAX_STREAMS the oldest is closed: its reader is the likeliest to be
+        """Adds a stream; `close` ends it. Beyond MAX_STREAMS the oldest is closed: its reader is the likeliest to be
         gone, and a client that reconnects is not locked out (threats S10). Raises Refusal(SESSION_UNKNOWN)."""
         if self.ended:
             raise Refusal(Reason.SESSION_UNKNOWN)
@@ -118,7 +118,7 @@ class Session:
         self.streams[close] = None
 
     def close_stream(self, close: Callable[[], None]) -> None:
-        """Remove a stream that ended. Calling it twice is allowed."""
+        """Removes a stream that ended. Calling it twice is allowed."""
         self.streams.pop(close, None)
 
     def close(self) -> None:
@@ -232,7 +232,7 @@ class Sessions:
         return session
 
     def end(self, session: Session) -> None:
-        """Forget a session and close its streams; of a part, it alone. Ending twice is allowed."""
+        """Forgets a session and closes its streams; for a member session, only its own. Ending twice is allowed."""
         if session.whole is not None:
             if session.whole.parts.get(session.server) is session:
                 del session.whole.parts[session.server]
@@ -248,7 +248,7 @@ class Sessions:
             one.close()
 
     def sweep(self) -> list[Session]:
-        """End expired sessions; returns them, so that the upstream can be notified."""
+        """Ends expired sessions; returns them, so that the upstream can be notified."""
         over = [session for session in self._open.values() if self._is_over(session)]
         for session in over:
             self.end(session)

@@ -107,7 +107,7 @@ class UpstreamAnswer(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Cancel what has not arrived: the upstream sees that at once. Calling it twice is allowed."""
+        """Cancels what has not arrived: the upstream sees that at once. Calling it twice is allowed."""
 
     def withhold(self) -> None:  # noqa: B027
         """The caller did not get the input request that the answer ended with: its call need not wait for input."""
@@ -153,22 +153,22 @@ class McpTransport(ABC):
 
     @abstractmethod
     async def exchange(self, outbound: Outbound) -> UpstreamAnswer:
-        """Send one message; returns with the answer's head. Never retried: it may be executed. Raises Refusal."""
+        """Sends one message; returns with the answer's head. Never retried: it may be executed. Raises Refusal."""
 
     @abstractmethod
     async def end_session(self, session_id: str, version: str, deadline_s: float) -> None:
-        """Notify the upstream that a session is over. Best effort: it has a time-out of its own."""
+        """Notifies the upstream that a session is over. Best effort: it has a time-out of its own."""
 
     def roams(self, session_id: str | None) -> bool:
         """Whether another replica could continue this session: it is the upstream's own, not one of this process."""
         return False
 
     def message_dropped(self, why: str) -> None:  # noqa: B027
-        """Count a message of the upstream that was not valid."""
+        """Counts a message of the upstream that was not valid."""
 
     @abstractmethod
     async def close(self) -> None:
-        """Close everything: connections and child processes, those in use included."""
+        """Closes everything: connections and child processes, those in use included."""
 
 
 class TransportLayer(McpTransport):
@@ -213,7 +213,7 @@ class AnswerPipe:
     _news: asyncio.Event = field(default_factory=asyncio.Event)
 
     def write(self, piece: bytes) -> None:
-        """Pass a piece on. If the reader is too slow, the pipe ends with RESPONSE_REFUSED."""
+        """Passes a piece on. If the reader is too slow, the pipe ends with RESPONSE_REFUSED."""
         if self.closed:
             return
         self._size += len(piece)
@@ -224,7 +224,7 @@ class AnswerPipe:
         self._news.set()
 
     def end(self, failure: Refusal | None = None) -> None:
-        """End the pipe; the reader still gets the earlier pieces. Only the first end counts."""
+        """Ends the pipe; the reader still gets the earlier pieces. Only the first end counts."""
         if not self.closed:
             self.closed, self._end = True, failure
             self._news.set()

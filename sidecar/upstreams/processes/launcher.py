@@ -153,11 +153,12 @@ class Process:
         return nullcontext() if self.exit is not None else self._asides.piece()
 
     async def wait(self) -> Exit:
-        """Wait until the program itself has ended; its descendants may live a little longer."""
+        """Waits until the program itself has ended; its descendants may live a little longer."""
         return await asyncio.shield(self._exit)
 
     async def end(self, *, patience_s: float = PATIENCE_S, grace_s: float = GRACE_S) -> None:
-        """Close its input, then signal it to end, then kill it, with all descendants; if this is cancelled, at once."""
+        """Closes its input, then signal it to end, then kill it, with all descendants; if this is cancelled, at
+        once."""
         try:
             self.stdin.close()
             if self.exit is None:
@@ -169,18 +170,18 @@ class Process:
             self.abandon()
 
     def may_live(self, until: WaitLimit | None) -> None:
-        """Extend its life until then, unless extended again; None removes the limit."""
+        """Extends its life until then, unless extended again; None removes the limit."""
         if until != self._until and not self._tell.is_closing():
             self._until = until
             self._tell.write(json.dumps({"until": until}).encode() + b"\n")
 
     def abandon(self) -> None:
-        """Drop it at once: its keeper ends it."""
+        """Drops it at once: its keeper ends it."""
         self._pipes.close()
         self._tell.close()
 
     def stop_reading(self) -> None:
-        """Stop reading its output: its descendants may hold its pipes open for ever."""
+        """Stops reading its output: its descendants may hold its pipes open for ever."""
         self._pipes.close_outputs()
 
     async def _follow(self) -> None:
@@ -218,7 +219,7 @@ class Processes:
         return None if self._warden is None else self._warden.pid
 
     async def start(self, program: Program) -> Process:
-        """Start a program. Raises StartFailed. A cancelled start leaves nothing behind."""
+        """Starts a program. Raises StartFailed. A cancelled start leaves nothing behind."""
         starting = asyncio.create_task(self._start(program), name=f"starts {program.path}")
         self._starting.add(starting)
         starting.add_done_callback(self._starting.discard)
@@ -429,7 +430,7 @@ def _interpreter_of(program: str) -> str:
 
 
 async def _sent(orders: socket.socket, frame: bytes, fds: list[int]) -> int:
-    """Send the beginning of a frame with the descriptors; returns the number of bytes sent. Raises OSError."""
+    """Sends the beginning of a frame with the descriptors; returns the number of bytes sent. Raises OSError."""
     loop = asyncio.get_running_loop()
     while True:
         try:
@@ -452,7 +453,7 @@ class CapturedOutput(NamedTuple):
 
 
 async def output_of(processes: Processes, program: Program, *, most: int, sent: bytes = b"") -> CapturedOutput:
-    """Run a program; the first `most` bytes of each output are kept. Raises StartFailed; cancelling ends it."""
+    """Runs a program; the first `most` bytes of each output are kept. Raises StartFailed; cancelling ends it."""
     process = await processes.start(program)
 
     async def feed() -> None:

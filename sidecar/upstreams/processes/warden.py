@@ -188,7 +188,7 @@ class ProcessKeeper:
             self._alarm.clear()
 
     def _listen(self) -> bool:
-        """Read an order; False when there will be none any more."""
+        """Reads an order; False when there will be none any more."""
         try:
             heard = self._line.recv(4096)
         except BlockingIOError:
@@ -285,7 +285,7 @@ def _used() -> list[float]:
 
 
 def _launch(order: Mapping[str, Any], streams: list[int], folder: str) -> int:
-    """Start the program; returns its pid. Raises OSError with the reason."""
+    """Starts the program; returns its pid. Raises OSError with the reason."""
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -340,7 +340,7 @@ def _limit(limits: Mapping[str, int]) -> None:
 
 
 def remove(folder: str) -> None:
-    """Remove a folder and its content, as far as possible; of a symbolic link, only the link. A nested folder is first
+    """Removes a folder and its content, as far as possible; of a symbolic link, only the link. A nested folder is first
     moved to the top: a program can nest folders deeper than a path may be long."""
     if os.path.islink(folder):
         _quietly(os.unlink, folder)
@@ -363,7 +363,7 @@ def remove(folder: str) -> None:
 
 
 def _emptied_of_files(folder: str) -> list[str]:
-    """Remove the files in a folder and make its subfolders accessible; returns their paths."""
+    """Removes the files in a folder and makes its subfolders accessible; returns their paths."""
     folders = []
     try:
         with os.scandir(folder) as found:
@@ -424,7 +424,7 @@ def _parent_of(pid: int) -> int:
 
 
 def _settle() -> None:
-    """Set up warden and keeper: adopt orphans, ignore signals meant for the sidecar, disable core dumps."""
+    """Sets up warden and keeper: adopt orphans, ignore signals meant for the sidecar, disable core dumps."""
     gc.disable()
     if LINUX:
         _prctl(_PR_SET_CHILD_SUBREAPER)

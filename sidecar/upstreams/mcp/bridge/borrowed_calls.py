@@ -78,7 +78,7 @@ class BorrowedCall:
         return self._taken(await until(deadline, self._arrived.get))
 
     def stop(self, why: str = "the exchange was given up") -> None:
-        """End the call: the server's stream closes, and a waiting reader gets a refusal."""
+        """Ends the call: the server's stream closes, and a waiting reader gets a refusal."""
         self.over = True
         self.offer(Refusal(Reason.UPSTREAM_FAILED, why))
         if self._task is not None:
@@ -110,7 +110,7 @@ class BorrowedCall:
         await self._arrived.put((arrival, size))
 
     def offer(self, arrival: Arrival) -> bool:
-        """Queue a message about this call that came on another stream; False if the queue is full."""
+        """Queues a message about this call that came on another stream; False if the queue is full."""
         try:
             self._arrived.put_nowait((arrival, 0))
         except asyncio.QueueFull:

@@ -69,7 +69,7 @@ class BorrowedSession:
         return any(name in self.capabilities for name in translation.CAPABILITY_OF.values())
 
     async def listens(self) -> bool:
-        """Open its own stream; returns whether the server has one."""
+        """Opens its own stream; returns whether the server has one."""
         return self.stream is not None and await self.stream.open(READY_WITHIN_S)
 
     def used(self) -> None:
@@ -128,7 +128,7 @@ class BorrowedSessions:
         return lent
 
     def speak_for(self, lent: BorrowedSession, outbound: Outbound) -> None:
-        """Use this call's caller, and so its current credential, for the session's own messages from now on."""
+        """Uses this call's caller, and so its current credential, for the session's own messages from now on."""
         lent.outbound = lent.outbound._replace(caller=outbound.caller)
         lent.used()
 
@@ -195,7 +195,7 @@ class BorrowedSessions:
                     self.end(lent)
 
     def end(self, lent: BorrowedSession) -> None:
-        """End a session and every call in it, and notify the server."""
+        """Ends a session and every call in it, and notify the server."""
         self.lose(lent)
         self.ended(lent)
         for course in list(lent.courses.values()):
@@ -223,14 +223,14 @@ class BorrowedSessions:
         self.background.add(self.tell(lent, response))
 
     async def tell(self, lent: BorrowedSession, message: Notification | Response) -> None:
-        """Send a message that has no answer. Raises Refusal."""
+        """Sends a message that has no answer. Raises Refusal."""
         asked = lent.outbound._replace(verb="POST", message=message, endless=False)
         with await self.inner.exchange(asked) as answer:
             if not 200 <= answer.status < 300:
                 raise refusal_of(answer)
 
     async def ask(self, lent: BorrowedSession, method: str, params: dict[str, Any]) -> bool:
-        """Send a request of the sidecar's in the session; returns whether it succeeded."""
+        """Sends a request of the sidecar's in the session; returns whether it succeeded."""
         request = Request(next(lent.ids), method, params)
         asked = lent.outbound._replace(verb="POST", message=request, endless=False)
         with await self.inner.exchange(asked) as answer:
@@ -238,7 +238,7 @@ class BorrowedSessions:
             return answer.status == 200 and response is not None and response.error is None
 
     def publish(self, lent: BorrowedSession, notification: Notification) -> None:
-        """Send a notification about the server's lists or resources to the session's subscribers."""
+        """Sends a notification about the server's lists or resources to the session's subscribers."""
         for subscription in list(lent.subscriptions):
             subscription.hear(notification)
             if subscription.pipe.closed:  # its caller did not read
@@ -282,7 +282,7 @@ class BorrowedSessions:
         return done
 
     def _release(self, lent: BorrowedSession, uri: str) -> bool:
-        """Remove one subscriber; returns whether it was the last."""
+        """Removes one subscriber; returns whether it was the last."""
         left = lent.uris.get(uri, 0) - 1
         if left > 0:
             lent.uris[uri] = left

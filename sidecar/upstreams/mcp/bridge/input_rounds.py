@@ -122,7 +122,7 @@ class InputRounds(UpstreamAnswer):
             waiting.cancel()
 
     async def _send(self, outbound: Outbound) -> UpstreamAnswer:
-        """Send in a task, so that the call can be cancelled before the server sends anything."""
+        """Sends in a task, so that the call can be cancelled before the server sends anything."""
         if self._cancelled or self._closed:
             raise self._gone("the exchange was given up")
         post = self._post = asyncio.ensure_future(self._inner.exchange(outbound))
@@ -171,7 +171,7 @@ class InputRounds(UpstreamAnswer):
                 raise self._gone(refusal.detail, refusal.reason) from None
 
     async def _again(self, answers: dict[str, Any], state: str | None, deadline: Deadline) -> Response | None:
-        """Send the call again; returns its response if that came whole, None if there is a stream to read."""
+        """Sends the call again; returns its response if that came whole, None if there is a stream to read."""
         params = dict(self._outbound.message.params) if isinstance(self._outbound.message, Request) else {}
         if answers:
             params["inputResponses"] = answers

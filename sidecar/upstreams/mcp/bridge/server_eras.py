@@ -30,7 +30,7 @@ class ServerEras:
         return monotonic() - self._learned_at_s
 
     def learn(self, status: int, discovered: Response | None) -> None:
-        """Note the answer to `server/discover`, if it shows whether the server has the stateless era."""
+        """Notes the answer to `server/discover`, if it shows whether the server has the stateless era."""
         speaks = status == 200 and speaks_stateless(discovered)
         if speaks or (status in REFUSALS and not _offers_stateless_instead(discovered)):
             self.stateless, self._learned_at_s = speaks, monotonic()

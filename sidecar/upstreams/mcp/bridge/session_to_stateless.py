@@ -150,7 +150,7 @@ class SessionToStateless:
         return BuiltUpstream(204)
 
     def end(self, session_id: str) -> None:
-        """Forget the session and close its streams and calls. Calling it twice is allowed."""
+        """Forgets the session and closes its streams and calls. Calling it twice is allowed."""
         played = self._played.pop(session_id, None)
         if played is None:
             return
@@ -215,7 +215,7 @@ class SessionToStateless:
         return BuiltUpstream(200, media_type=EVENT_STREAM, pipe=ear.pipe, given_up=ear.close)
 
     async def _listen_anew(self, played: EmulatedSession) -> None:
-        """Reopen the streams and wait for that, so that the subscriber gets every update from now on."""
+        """Reopens the streams and waits for them, so that the subscriber gets every update from now on."""
         if played.ears:
             await asyncio.wait([asyncio.ensure_future(ear.renew()) for ear in played.ears], timeout=HEARD_WITHIN_S)
 
@@ -244,7 +244,7 @@ class EmulatedStream:
         return ready
 
     async def renew(self) -> None:
-        """Listen for the current subscriptions; the old stream goes on until the new one has begun."""
+        """Listens for the current subscriptions; the old stream continues until the new one has begun."""
         async with self._renewing:
             if self.pipe.closed:
                 return

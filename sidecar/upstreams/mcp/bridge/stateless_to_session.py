@@ -85,7 +85,7 @@ class StatelessToSession:
     async def _call_once(
         self, lent: BorrowedSession, outbound: Outbound, request: Request, deadline: Deadline
     ) -> UpstreamAnswer | None:
-        """Send the call; None if the session is lost."""
+        """Sends the call; None if the session is lost."""
         level = _level_of(request)
         await self._set_level(lent, level)
         if lent.may_ask:
@@ -229,7 +229,7 @@ class StatelessToSession:
     def _hold(
         self, course: BorrowedCall, questions: Mapping[str, Any], asked: Mapping[str, Id], *, live: bool
     ) -> tuple[Response, str]:
-        """End the caller's answer with the server's input request. A call that is not `live` is over at the server."""
+        """Ends the caller's answer with the server's input request. A call that is not `live` is over at the server."""
         if not self.held.has_room(course.outbound.owner):
             if live:
                 self.give_up(course)
@@ -244,7 +244,7 @@ class StatelessToSession:
             self.give_up(held.course)
 
     async def _resume(self, outbound: Outbound, request: Request, deadline: Deadline) -> UpstreamAnswer:
-        """Resume a held call. An unknown state, another caller's and another call's are the same error."""
+        """Resumes a held call. An unknown state and a state of another caller or call give the same error."""
         state, responses = request.params.get("requestState"), request.params.get("inputResponses", {})
         held = self.held.find(state, outbound.owner, translation.fingerprint(request))
         if held is None:

@@ -74,7 +74,7 @@ class UnsolicitedStream:
             await asyncio.sleep(max(pause_s, self._place.pause_s))
 
     async def _listen(self) -> int:
-        """Read one stream to its end; returns the answer's status."""
+        """Reads one stream to its end; returns the answer's status."""
         asked, place = self.outbound(), self._place
         if isinstance(asked.message, Request):
             place.answers = asked.message.id
@@ -111,7 +111,7 @@ class Subscription:
     _early: list[Notification] = field(default_factory=list)
 
     def acknowledge(self) -> None:
-        """Begin the stream with the part of the subscription that can be served."""
+        """Begins the stream with the part of the subscription that can be served."""
         honoured: dict[str, Any] = dict.fromkeys(sorted(self.flags), True)
         if self.uris:
             honoured["resourceSubscriptions"] = sorted(self.uris)
@@ -121,7 +121,7 @@ class Subscription:
             self.hear(notification)
 
     def hear(self, notification: Notification) -> None:
-        """Send a notification to the caller if the subscription includes it."""
+        """Sends a notification to the caller if the subscription includes it."""
         uri = notification.params.get("uri")
         updated = notification.method == UPDATED and isinstance(uri, str) and uri in self.uris
         if not updated and LIST_FLAGS.get(notification.method) not in self.flags:
@@ -132,7 +132,7 @@ class Subscription:
             self._early.append(notification)
 
     def end(self) -> None:
-        """End the stream without a fault."""
+        """Ends the stream without a fault."""
         result = {"resultType": "complete", "_meta": {META_SUBSCRIPTION: self.request_id}}
         self.pipe.write(event_of(Response(self.request_id, result)))
         self.pipe.end()
