@@ -7,8 +7,8 @@ files → rows → grammar → row_readers → builder → source   parse and ch
 model (expression), conditions (syntax), roles          parse and check the parts of rows and models
 plain_parser, plain_conditions                          parse and evaluate most conditions, without CEL
 table, pattern_index, compiler → matching               find matching rows by index, independent of the row count
-casbin_engine                                           decides where nothing is compiled; alone runs Casbin
-link_decision → engine                                  decide one link, then the whole chain; keep its cases
+casbin_engine                                           decides if nothing is compiled; the only module that runs Casbin
+link_decision → engine                                  decide one link, then the whole chain; cache its cases
 """
 
 from sidecar.policy.engine import Engine

@@ -1,15 +1,15 @@
 """Reads the rows of a pycasbin adapter, in a process of its own that is started by this file's path.
 
-Adapters are third-party code, which may print, log, hang or end the process. Its standard streams lead nowhere, and
-the process says only answers to orders, each one line of JSON:
+Adapters are third-party code, which may print, log, hang or end the process. The process's standard streams go to the
+null device. It answers each order, which is one line of JSON, with one line of JSON:
 
     {"adapter": {...}, "watcher": {...}, "hidden": [...]}   what to make, and texts that no error repeats; no answer
     {"read": [models], "most_bytes": n}                     {"digest": ..., "rows": n, "cpu_s": s}, {"unfit": why}
                                                             or {"failed": why}
     {"write": path}                                         {"written": path} or {"failed": why}
 
-{"changed": true} is said without an order when the watcher tells of a change, once after each reading. An adapter is
-never asked to save. The process imports nothing else of the sidecar, and ends with its input.
+The process writes {"changed": true} without an order when the watcher reports a change, at most once after each
+reading. It never asks an adapter to save. It imports nothing else of the sidecar and ends when its input ends.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ _USER_INFO: Final = re.compile(r"://[^/\s]*@")
 
 
 class UnfitRow(Exception):
-    """A row that a policy file cannot hold so that it reads back equal."""
+    """A row that cannot be written to a policy file and read back equal."""
 
 
 class RowReader:
-    """Reads rows by one adapter. `tell` says an answer."""
+    """Reads rows by one adapter. `tell` writes an answer."""
 
     def __init__(self, order: Mapping[str, Any], answers: IO[bytes]) -> None:
         self._order, self._answers = order, answers
@@ -47,8 +47,8 @@ class RowReader:
 
     def read(self, models: Sequence[str], most_bytes: int) -> Mapping[str, Any]:
         """Reads all rows."""
-        self._told = False  # what changes from now on may not be among them
-        adapter, self._adapter = self._adapter, None  # kept only if it works
+        self._told = False  # later changes may not be among the rows
+        adapter, self._adapter = self._adapter, None  # stored again only if it works
         try:
             if self._watcher is None and self._order["watcher"]:
                 watcher = _made(self._order["watcher"])
@@ -107,7 +107,7 @@ class RowReader:
 
 
 def _made(order: Mapping[str, Any]) -> Any:
-    """The object of a class by its dotted name, or what a function returns."""
+    """Returns the object of a class, or of a function's return value, by dotted name."""
     module, _, name = order["class"].replace(":", ".").rpartition(".")
     make = getattr(importlib.import_module(module), name)
     arguments = order["arguments"]
@@ -115,7 +115,7 @@ def _made(order: Mapping[str, Any]) -> Any:
 
 
 class _Open(dict[str, Any]):
-    """A dictionary that has every key: Casbin's reading of rows drops those of types that a model does not define."""
+    """A dictionary that has every key. Casbin's reader drops rows of types that a model does not define."""
 
     def __init__(self, content: Mapping[str, Any], make: Any) -> None:
         super().__init__(content)
@@ -133,7 +133,7 @@ class _Open(dict[str, Any]):
 
 
 def _bare_model(texts: Sequence[str]) -> Any:
-    """A Casbin model with the definitions of all these and no rows, which takes rows of any type."""
+    """Returns a Casbin model with the definitions of all these and no rows. It accepts rows of any type."""
     from casbin.model import Assertion, Model
 
     bare = Model()
@@ -150,7 +150,7 @@ def _bare_model(texts: Sequence[str]) -> Any:
 
 
 def lines_of(rows: Sequence[tuple[str, Sequence[Any]]]) -> Iterator[str]:
-    """The lines of rows, in the dialect of Casbin's policy files. Raises UnfitRow."""
+    """Returns the lines of rows, in the dialect of Casbin's policy files. Raises UnfitRow."""
     from casbin.persist.adapter import _extract_tokens
 
     for number, (key, row) in enumerate(rows, start=1):
@@ -162,7 +162,7 @@ def lines_of(rows: Sequence[tuple[str, Sequence[Any]]]) -> Iterator[str]:
         line = ", ".join(values)
         try:
             same = _extract_tokens(line) == values
-        except IndexError:  # a bracket that nothing opens
+        except IndexError:  # a closing bracket without an opening one
             same = False
         if not same:
             why = "it would read back as other values: a comma is inside brackets, and every bracket has its pair"
@@ -204,7 +204,7 @@ def main() -> None:
                 reader.write(order["write"]) if "write" in order else reader.read(order["read"], order["most_bytes"])
             )
             reader.say(answer)
-    os._exit(0)  # threads of a watcher may go on
+    os._exit(0)  # threads of a watcher may still run
 
 
 if __name__ == "__main__":

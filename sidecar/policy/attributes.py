@@ -5,7 +5,7 @@
       user:alice: {Age: 30, Role: admin}
       tool:data/*: {Owner: alice}
 
-Names and patterns are ours; of several entries that match a name, the exact one counts, else the first.
+Names and patterns are the sidecar's. If several entries match a name, the exact one applies, otherwise the first.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from sidecar.settings.field_types import Section, Word
 from sidecar.settings.yaml_document import read_document
 
 ATTRIBUTES_FILE: Final = "attributes.yaml"
-MAX_NAMES: Final = 8_192  # whose attributes are remembered
+MAX_NAMES: Final = 8_192  # whose attributes are cached
 _NONE: Final[Mapping[str, Any]] = {}
 
 

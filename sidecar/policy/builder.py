@@ -65,7 +65,7 @@ class PolicyBuilder:
         return known
 
     def line_at(self, place: Place) -> SourceLine:
-        """Reads the line at a place again: positions are kept in memory, lines are not."""
+        """Reads the line at a place again: positions are stored in memory, lines are not."""
         file, number = place
         if self._looked_up[0] != file:
             try:

@@ -1,17 +1,17 @@
 """Decides requests with pycasbin's own enforcer.
 
 This is the only module that runs Casbin. A `CasbinEngine` is an enforcer over the rows of one policy, with the model's
-own matcher and effect: the reference for what is compiled, and the decision where a model is not compiled. An error of
-pycasbin denies, as does an enforcer whose enforcement is switched off (threats K15).
+own matcher and effect. It is the reference for compiled models, and decides for models that are not compiled. An error
+of pycasbin denies, and so does an enforcer whose enforcement is disabled (threats K15).
 
-Roles are looked up by our own code (`RoleGraph`, `RolePaths`), which knows the roles that tokens grant; pycasbin's role
-managers keep every name that they are asked about. The functions are pycasbin's, but for those that use regular
-expressions (keyMatch2 to keyMatch5, keyGet2, keyGet3, regexMatch, globMatch): these are ours, whose time is linear in
-the texts that callers choose. A pattern that they do not take denies. An attribute is one that the request has
-(`attribute_of`): where there is none, pycasbin would take `r.sub.title` for a method of Python's texts.
+The sidecar's own code looks up roles (`RoleGraph`, `RolePaths`), because it knows the roles that tokens grant;
+pycasbin's role managers store every name that they look up. The functions are pycasbin's, except those that use regular
+expressions (keyMatch2 to keyMatch5, keyGet2, keyGet3, regexMatch, globMatch): these are the sidecar's, whose time is
+linear in the texts that callers choose. A pattern that they do not accept denies. Attributes come from the request only
+(`attribute_of`); without this, pycasbin would take `r.sub.title` for a method of Python's str.
 
-`OwnRows` gives an engine the rows of our own models. `live` and `holds` are then told the time and the outcomes of the
-conditions by the request's context (`RowContext`).
+`OwnRows` gives an engine the rows of the sidecar's own models. `live` and `holds` then get the time and the outcomes of
+the conditions from the request's context (`RowContext`).
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class CasbinEngine:
         idle: Iterable[int] = (),
     ) -> None:
         """`rows` are in the order in which they are tried. `reads_rows` is false if the matcher reads no column. The
-        rows in `idle` match, but decide nothing."""
+        rows in `idle` match but do not decide."""
         suffix, every = model.suffix, [list(row) for row in rows]
         idle = frozenset(idle)
         deciding = [row for at, row in enumerate(every) if at not in idle]
@@ -100,7 +100,7 @@ class CasbinEngine:
         return RowsDecision(allowed, (self._numbers[id(row)],) if row and self._decides(row, allowed) else ())
 
     def matching(self, request: Sequence[Any]) -> tuple[Sequence[int], str]:
-        """Returns the rows that match, and why the evaluation of the one after them failed; "" if none did."""
+        """Returns the rows that match, and why the evaluation of the one after them failed; "" if none failed."""
         if not self._has_rows:
             return (), ""
         seen = _Seen()
@@ -113,19 +113,19 @@ class CasbinEngine:
         return seen.rows, ""
 
     def _decides(self, row: Sequence[str], allowed: bool) -> bool:
-        """Whether a decision rests on the row that matched last, which pycasbin names."""
+        """Whether a decision depends on the last matched row, which pycasbin names."""
         word = "allow" if self._word is None else row[self._word]
         return word == "allow" if allowed else word == "deny" and self._effect is not Effect.ALLOW_OVERRIDE
 
     def _enforced(self, context: EnforceContext, request: Sequence[Any]) -> tuple[bool, Sequence[str]]:
-        if not self._enforcer.enabled:  # threats K15: it then allows everything
+        if not self._enforcer.enabled:  # threats K15: a disabled enforcer allows everything
             raise RuntimeError("Casbin's enforcement was switched off")
         decision: tuple[bool, Sequence[str]] = self._enforcer.enforce_ex(context, *request)
         return decision
 
 
 class _Enforcer(casbin.Enforcer):  # type: ignore[misc]
-    """pycasbin's enforcer, for which attributes are ours."""
+    """pycasbin's enforcer with the sidecar's attributes."""
 
     @staticmethod
     def _get_expression(expr: str, functions: Mapping[str, Callable[..., Any]] | None = None) -> SimpleEval:
@@ -135,7 +135,7 @@ class _Enforcer(casbin.Enforcer):  # type: ignore[misc]
             evaluate, called = expression.nodes[ast.Attribute], {id(n.func) for n in nodes if isinstance(n, ast.Call)}
 
             def attribute(node: ast.Attribute) -> Any:
-                if id(node) in called or is_refused(node.attr):  # a method, or what pycasbin refuses
+                if id(node) in called or is_refused(node.attr):  # a method, or an attribute that pycasbin refuses
                     return evaluate(node)
                 return attribute_of(expression._eval(node.value), node.attr)
 
@@ -144,15 +144,15 @@ class _Enforcer(casbin.Enforcer):  # type: ignore[misc]
 
 
 class _Seen:
-    """The function around the matcher that collects rows: it notes the ones that match. It returns false, so that
-    Casbin's effect never ends the search."""
+    """The function around the matcher that collects matching rows. It returns false, so that Casbin's effect never ends
+    the search."""
 
     def __init__(self) -> None:
         self.rows: list[int] = []
         self._row = 0
 
     def __call__(self, value: object) -> bool:
-        if not isinstance(value, bool | float):  # what Casbin takes from a matcher
+        if not isinstance(value, bool | float):  # the types that Casbin accepts from a matcher
             raise TypeError("a matcher gives true or false")
         if value:
             self.rows.append(self._row)
@@ -163,14 +163,14 @@ class _Seen:
 def _enforcer(
     model: StockModel, roles: Mapping[str, HasRole], functions: Mapping[str, Callable[..., Any]]
 ) -> casbin.Enforcer:
-    """Returns an enforcer without an adapter, with our role managers and functions."""
+    """Returns an enforcer without an adapter, with the sidecar's role managers and functions."""
     made, suffix = CasbinModel(), model.suffix
     made.logger = _SILENT
     made.add_def("r", f"r{suffix}", ", ".join(model.request))
     made.add_def("p", f"p{suffix}", ", ".join(model.columns))
     made.add_def("e", "e", model.effect.value)
     made.add_def("m", f"m{suffix}", model.matcher)
-    made["m"].setdefault("m", made["m"][f"m{suffix}"])  # which Casbin always looks for
+    made["m"].setdefault("m", made["m"][f"m{suffix}"])  # Casbin always looks for this key
     for name, form in model.roles.items():
         parameters = f", ({', '.join('_' * form.parameters)})" if form.parameters else ""
         made.add_def("g", name, ", ".join("_" * (2 + form.by_domain)) + parameters)
@@ -185,7 +185,7 @@ def _enforcer(
 
 
 def _function(compiled: Callable[[str], Callable[..., Any]], kept: int) -> Callable[..., Any]:
-    """Returns a function of a text and a pattern, which keeps some patterns."""
+    """Returns a function of a text and a pattern. It caches some patterns."""
     compiled = lru_cache(kept)(getattr(compiled, "__wrapped__", compiled))
 
     def call(text: object, pattern: str, *others: str) -> Any:
@@ -197,7 +197,7 @@ def _function(compiled: Callable[[str], Callable[..., Any]], kept: int) -> Calla
 
 
 class OwnRows:
-    """The rows of one of our own models, as pycasbin evaluates them."""
+    """The rows of one of the sidecar's own models, as pycasbin evaluates them."""
 
     def __init__(self, model: Model, table: RowTable, ways: Mapping[str, RolePaths]) -> None:
         self._request = model.request
@@ -215,11 +215,12 @@ class OwnRows:
         self._engine = CasbinEngine(_stock_model(model), rows, roles, _OWN_FUNCTIONS, idle=idle)
 
     def matching(self, asked: RowTest) -> tuple[Sequence[int], str]:
-        """Returns the rows that match but for expiry and condition, as `CasbinEngine.matching` does."""
+        """Returns the rows that match, ignoring expiry and condition, like `CasbinEngine.matching`."""
         return self._engine.matching(self._values(asked, RowContext(0.0, None)))
 
     def decide(self, asked: RowTest, outcomes: Mapping[str, object], now_s: float) -> RowsDecision:
-        """Decides a request. `outcomes` are those of the conditions, by text, of the rows that match but for them."""
+        """Decides a request. `outcomes` are the outcomes of conditions, by text, for the rows that match apart from
+        their condition."""
         return self._engine.decide(self._values(asked, RowContext(now_s, outcomes)))
 
     def _values(self, asked: RowTest, context: RowContext) -> list[object]:
@@ -228,7 +229,8 @@ class OwnRows:
 
 
 class RowContext:
-    """What `live` and `holds` see of a call. Without `outcomes` every row is live, and every condition holds."""
+    """The part of a call that `live` and `holds` read. Without `outcomes` every row is live, and every condition
+    holds."""
 
     __slots__ = ("now_s", "outcomes")
 

@@ -35,7 +35,7 @@ _INDEXED = ("sub", "obj", "act", DOMAIN)  # the order in which facets are taken 
 
 
 class RowTest(NamedTuple):
-    """One request as a matcher sees it. `roles` are all roles of `sub` in its own domain, from rows and token."""
+    """One request as a matcher reads it. `roles` are all roles of `sub` in its own domain, from rows and token."""
 
     sub: str
     obj: str
@@ -51,8 +51,8 @@ _Term = Callable[[RowTest, int], str]
 @dataclass(frozen=True, slots=True)
 class Facet:
     """The comparison of one request field with one column. `groups` are the role definitions used; `globs` is true if
-    patterns are matched; `strict` is true if `anonymous` needs the conjunct tested again, because `who` matches it only
-    by that exact word."""
+    patterns are matched; `strict` is true if the conjunct must be tested again for `anonymous`, which `who` matches
+    only by that exact name."""
 
     node: Node
     field: str
@@ -64,8 +64,8 @@ class Facet:
 
 @dataclass(frozen=True, slots=True)
 class MatcherPlan:
-    """How a matcher is evaluated: `index`, then `checks` on the rows that it leaves. `foreign` are the parts that are
-    not compiled, because of which pycasbin decides."""
+    """How a matcher is evaluated: first `index`, then `checks` on the rows that it finds. `foreign` are the parts that
+    are not compiled; if there are any, pycasbin decides."""
 
     index: tuple[Facet, ...]
     checks: tuple[Node, ...]

@@ -4,11 +4,11 @@ Conditions are CEL, run by Google's C++ runtime through `cel-expr-python`, compi
 condition holds only when it returns Boolean true. An error, another value or an exhausted budget gives `error`, which
 an allow row treats as "no match" and a deny row as "match" (CONTRACT 2.1).
 
-Input from callers is bounded in this order. Only what the expression reads is converted. Values nested deeper than 64
-are not converted (the runtime converts by recursion on the C stack: 10,000 levels end the process), nor is text with a
-NUL (the runtime would see `acme/x` where the upstream gets `acme/x\\0…`). The size of what is read, multiplied by the
-macros' iterations, must fit what the decision may spend. The runtime itself stops after 10,000 iterations, and its
-regular expressions (RE2) are linear.
+Input from callers is bounded in this order. Only the values that the expression reads are converted. Values nested
+deeper than 64 are not converted (the runtime converts by recursion on the C stack: 10,000 levels end the process), nor
+is text with a NUL (the runtime would see `acme/x` where the upstream gets `acme/x\\0…`). The size of the read values,
+multiplied by the macros' iterations, must fit the decision's budget. The runtime itself stops after 10,000 iterations,
+and its regular expressions (RE2) are linear.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ if TYPE_CHECKING:
 MAX_CONDITION_CHARS = 4096
 MAX_DEPTH = 64
 MAX_ITERATIONS = 10_000  # the runtime's own budget
-# One unit is some 20 to 50 ns, measured with the worst inputs found; a decision may spend some tens of milliseconds.
+# One unit is 20 to 50 ns, measured with the worst inputs found; a decision may take some tens of milliseconds.
 MAX_UNITS = 1_000_000
 _MAX_NODES = MAX_UNITS // UNITS_PER_NODE
 _UNITS_PER_MATCHED_CHAR = 16  # RE2 on a pattern that outgrows its DFA
 _UNITS_PER_DYNAMIC_CHAR = 64  # RE2 on a pattern that the caller supplies
-_CONTAINS_SQUARE = 1 / 64  # `contains` is quadratic where both texts come from the caller
+_CONTAINS_SQUARE = 1 / 64  # `contains` is quadratic if both texts come from the caller
 
 PRINCIPAL_FIELDS = ("name", "kind", "id", "scopes", "roles")
 CALL_FIELDS = ("server", "tool", "action", "meta")
@@ -49,11 +49,11 @@ VARIABLES = ("args", "principal", "origin", "chain", "call", "now")
 Outcome = Ran | Literal["assumed", "doubted"]
 
 Evaluation = tuple[Ran, Mapping[str, Any], float]
-"""The outcome of a condition, what it read by path, and the units that are left."""
+"""The outcome of a condition, the values that it read, by path, and the remaining units."""
 
 _COMPILE_ERROR = re.compile(r"ERROR: <input>:(\d+):(\d+): (.*)")
 _UNDECLARED = re.compile(r"undeclared reference to '([^']*)'")
-# The named standard definitions of cel-spec, and our own
+# The named standard definitions of cel-spec, and the sidecar's own
 _FUNCTIONS = (
     *("has_role", "has", "all", "exists", "exists_one", "filter", "map", "size"),
     *("contains", "startsWith", "endsWith", "matches", "timestamp", "duration"),
@@ -65,8 +65,9 @@ _Tree = dict[str, Any]  # by key: the tree below, or the path that ends there, s
 
 
 def lets_match(outcome: object, denies: int) -> bool:
-    """Whether a row's condition lets it match. An error is no match on an allow row, and a match on a deny row
-    (CONTRACT 2.1), and so is one that is doubted; what is assumed while listing is the opposite (CONTRACT 1.4)."""
+    """Whether a row's condition lets it match. An error means no match for an allow row, and a match for a deny row
+    (CONTRACT 2.1). A doubted condition is treated like an error, and an assumed one, while listing, the opposite way
+    (CONTRACT 1.4)."""
     if outcome in ("error", "doubted"):
         return bool(denies)
     if outcome == "assumed":
@@ -110,8 +111,8 @@ class ConditionContext(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """One compiled `when`. `from_caller`: it reads `args` or `call.meta`; `names` are what it reads in `args`. `plain`
-    evaluates it without CEL's runtime where that is possible."""
+    """One compiled `when`. `from_caller`: it reads `args` or `call.meta`; `names` are the names that it reads in
+    `args`. `plain` evaluates it without CEL's runtime if possible."""
 
     text: str
     digest: str
@@ -132,8 +133,8 @@ class Condition:
         return any(path[:2] in (("call",), ("call", "meta")) for path in self.paths)
 
     def run(self, scene: ConditionContext, units: float = MAX_UNITS) -> Evaluation:
-        """Evaluates it with what is left of the decision's `units`. Missing values are not among what was read, and
-        `now` is in seconds. Never raises for input that a caller can send."""
+        """Evaluates it with the remaining `units` of the decision. Missing values are not among the read values; `now`
+        is in seconds. Never raises for input that a caller can send."""
         ran = None if self.plain is None else self.plain.run(scene, units)
         return self.evaluate(scene, units) if ran is None else ran
 
@@ -227,7 +228,7 @@ class LateProgram:
         self._program: cel.Expression | None = None
 
     def eval(self, activation: None, data: Mapping[str, Any]) -> cel.Value:
-        """As `cel.Expression.eval`. Raises RuntimeError."""
+        """Evaluates like `cel.Expression.eval`. Raises RuntimeError."""
         if self._program is None:
             self._program = self._language.environment.compile(self._text)
         return self._program.eval(activation, data)
@@ -241,7 +242,7 @@ def _compile_error(text: str, message: str) -> Wrong:
     unknown = _UNDECLARED.search(found[3])
     if unknown is None:
         return Wrong("P401", told, "look at the brackets, quotes and operators around it", offset=offset, width=1)
-    word = unknown[1].partition(".")[0]  # the compiler marks the dot or bracket after it
+    word = unknown[1].partition(".")[0]  # the compiler marks the dot or bracket after the name
     hint = meant(word, (*VARIABLES, *_FUNCTIONS)) or "variables are " + ", ".join(VARIABLES)
     return Wrong("P401", told, hint, offset=max(0, text.rfind(word, 0, offset + len(word))), width=len(word))
 
@@ -325,7 +326,7 @@ def _at(value: Any, path: Path) -> Any:
 
 
 def _size(values: Iterable[Any]) -> tuple[int, int]:
-    """Returns the number of nodes and of characters in some values. Stops above what any budget allows."""
+    """Returns the number of nodes and of characters in some values. Stops above the largest possible budget."""
     nodes = chars = 0
     level = [*values]
     for _ in range(MAX_DEPTH):

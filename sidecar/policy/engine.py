@@ -5,7 +5,7 @@ it decides the request itself (CONTRACT 1.3). Guardrails are then checked for ev
 calls and filters lists, so a listed entry is one that can be called (threats I9).
 
 An engine is one revision of the policy. It caches each principal's roles, and for each chain, object and action a
-`Case`: what is left of a decision is then to run the conditions, and to look up the result by their outcomes.
+`Case`. A further decision then only runs the conditions and looks up the result by their outcomes.
 """
 
 from __future__ import annotations
@@ -46,24 +46,25 @@ if TYPE_CHECKING:
 
 # CONTRACT 6: of several reasons, the first in this order is reported.
 _PRECEDENCE = (Reason.DENIED_BY_RULE, Reason.EXPIRED, Reason.CONDITION_FALSE, Reason.NO_MATCHING_RULE)
-MAX_CHAINS = 256  # whose subjects are kept, by identity: some callers get a new chain with each call
+MAX_CHAINS = 256  # whose subjects are cached, by identity: some callers get a new chain with each call
 MAX_CASES = 4096  # in each of the cache's two generations
-BLOCK = 4096  # names that are handled at once
+BLOCK = 4096  # names that are processed at a time
 MAX_CASE_ROWS, MAX_CASE_RESULTS = 32, 32  # of a cached case
 _NO_ARGUMENTS: Mapping[str, Any] = {}
 _UNWRITTEN: Mapping[Mode, LinkOutcome] = {"list": "assumed", "assured": "doubted"}
-"""The modes of calls that are not written yet, with the outcome of conditions on what the caller will write."""
+"""The modes of unwritten calls, with the outcome of conditions on content that the caller has not written yet."""
 _NO_CHAIN: tuple[None, tuple[PolicySubject, ...]] = (None, ())
 _new = tuple.__new__  # of a named tuple, whose constructor takes twice as long
 
 Mode = Literal["call", "list", "assured", "session"]
 PossibleAnswer = Literal["allow", "approval", "conditional", "deny"]
-"""What calls of one chain on one object get. `conditional`: that depends on what the caller writes."""
+"""The decisions on calls of one chain on one object. `conditional`: they depend on content that the caller writes."""
 CaseKey = tuple[object, ...]  # mode, object, action, server, and the subjects of the chain
 
 
 class Result(NamedTuple):
-    """The decision of a case without facts, its fields before them, and the condition, outcome and link of each."""
+    """The decision of a case without facts, its fields before them, and the condition, outcome and link of each
+    fact."""
 
     decision: Decision
     fields: tuple[Any, ...]
@@ -71,10 +72,10 @@ class Result(NamedTuple):
 
 
 class Case:
-    """What is known of every request of one chain for one object and action, from `since_s` until `until_s`: the rows
+    """The common part of all requests of one chain for one object and action, from `since_s` until `until_s`: the rows
     of each link, every condition with the position of its subject and whether the link lends, and the results by the
-    conditions' outcomes. No row expires in that time. A condition is None if it is not evaluated: one on what the
-    caller will write is assumed to hold while listing, and doubted for an assurance."""
+    conditions' outcomes. No row expires in that time. A condition is None if it is not evaluated: one on content that
+    the caller has not written yet is assumed to hold while listing, and doubted for an assurance."""
 
     __slots__ = ("conditions", "links", "results", "since_s", "until_s")
 
@@ -99,14 +100,14 @@ class Case:
 
     @property
     def may_be_kept(self) -> bool:
-        """Whether it is small, and rests on nothing that pycasbin decides, which is not cached."""
+        """Whether it is small, and depends on no decision of pycasbin, which is not cached."""
         return all(len(link.rows) <= MAX_CASE_ROWS and link.policy.engine == "compiled" for link in self.links)
 
 
 class _CaseCache:
     """A bounded cache of two generations. A case read from the older one moves to the younger one; when that is full,
-    the older one is dropped: a flood of new keys costs bounded memory, and cases in use stay cached. A case is kept
-    from its second request on, so that one-time requests cost no memory."""
+    the older one is dropped: a flood of new keys costs bounded memory, and cases in use stay cached. A case is cached
+    from its second request on, so that one-time requests use no memory."""
 
     def __init__(self) -> None:
         self.forget()
@@ -172,7 +173,7 @@ class Engine:
         self.allowing = tuple(
             kind for kind, table in source.stock.items() if table.source.model.effect.allows_by_default
         )
-        """The kinds whose models allow what no row denies."""
+        """The kinds whose models allow everything that no row denies."""
         self.engines: Mapping[PermissionKind, EngineName] = {
             kind: docket.engine for kind, docket in self._dockets.items()
         }
@@ -186,7 +187,7 @@ class Engine:
 
     def decide(self, chain: Chain, question: Question, now_s: float, mode: Mode = "call") -> Decision:
         """Decide, link by link, whether the chain may do this at `now_s` (seconds since the epoch)."""
-        known, subjects = self._chains.get(id(chain), _NO_CHAIN)  # callers keep their chain from call to call
+        known, subjects = self._chains.get(id(chain), _NO_CHAIN)  # callers reuse their chain from call to call
         if known is not chain:
             subjects = self._subjects_of(chain)
         target, action, server, _, written, _ = question
@@ -207,7 +208,7 @@ class Engine:
             arguments = _NO_ARGUMENTS if lends else written
             scene = _new(ConditionContext, (chain, place, question, arguments, now_s, self.roles_of))
             plain = condition.plain
-            if plain is None or (ran := plain.run(scene, units)) is None:  # as `Condition.run`
+            if plain is None or (ran := plain.run(scene, units)) is None:  # like `Condition.run`
                 outcome, read, units = condition.evaluate(scene, units)
             else:
                 outcome, read, units = ran
@@ -220,16 +221,18 @@ class Engine:
         return _new(Decision, result.fields + (facts,))  # noqa: RUF005
 
     def may_list(self, chain: Chain, question: Question, now_s: float) -> bool:
-        """Whether an entry may be shown in a list: false only if every call of it would be denied. Conditions on what
-        the caller will write (`args`, `call.meta`) count in its favour; limits are not checked."""
+        """Whether an entry may be shown in a list: false only if every call of it would be denied. Conditions on
+        content that the caller will write (`args`, `call.meta`) are assumed to hold; limits are not checked."""
         return self.decide(chain, question, now_s, "list").allowed
 
     def reconsider(self, chain: Chain, question: Question, now_s: float) -> Decision:
-        """Decides as `may_list` does, with reasons: for a call allowed earlier whose arguments were not kept."""
+        """Decides like `may_list`, with reasons, for a call that was allowed earlier and whose arguments were not
+        stored."""
         return self.decide(chain, question, now_s, "list")
 
     def survey(self, chain: Chain, question: Question, now_s: float) -> tuple[PossibleAnswer, Decision]:
-        """Returns what calls get, whatever they will write, with the most favourable decision. No limit is checked."""
+        """Returns the possible decisions on calls, whatever arguments they have, with the most favourable one. No limit
+        is checked."""
         best = self.decide(chain, question, now_s, "list")
         if not best.allowed:
             return "deny", best
@@ -243,13 +246,13 @@ class Engine:
     def enter(self, chain: Chain, question: Question, now_s: float) -> Decision:
         """Decides a session call on an MCP server (CONTRACT 1.4).
 
-        Any live allow row of the last principal on that server opens it, whatever its actions and conditions; a deny
-        row on it closes it. No row's limit is charged: `session_calls_per_minute` bounds these calls."""
+        Any live allow row of the last principal on that server, whatever its actions and conditions, opens the server;
+        a deny row on the server closes it. No row's limit is charged: `session_calls_per_minute` bounds these calls."""
         return self.decide(chain, question, now_s, "session")
 
     def objection(self, approvers: Iterable[Principal], chain: Chain, decision: Decision) -> str:
         """Returns why these principals cannot give the approvals that a decision needs; "" if they can. Each must be
-        one that may approve; together they must have all roles that the rules name."""
+        allowed to approve, and together they must have all roles that the rules name."""
         open_roles = roles = {rule.approval.role for rule in decision.approvals if rule.approval is not None}
         for approver in approvers:
             if barred := self.barred(approver, chain, roles):
@@ -259,7 +262,7 @@ class Engine:
 
     def barred(self, person: Principal, chain: Chain, roles: Collection[str]) -> str:
         """Returns why a person cannot approve a call of the chain for one of these roles; "" for a user who has one of
-        them and stands nowhere in the chain."""
+        them and is not in the chain."""
         if not person.name.startswith("user:"):
             return f"{person.name} is not a person"
         if any(person.name == principal.name for principal in chain):
@@ -271,26 +274,27 @@ class Engine:
         )
 
     def names(self) -> Iterator[str]:
-        """Yields every subject and object of the rows and every member of a role or set; some more than once."""
+        """Yields every subject and object of the rows and every member of a role or set. Some occur more than once."""
         for docket in self._dockets.values():
             yield from docket.names()
         yield from self._members
 
     def names_after(self, prefix: str, after: str) -> Iterator[str]:
-        """Returns the `names` that begin with `prefix`, in order, from the first one after `after`; some more than
-        once, and patterns among them. The first call sorts names."""
+        """Returns the `names` that begin with `prefix`, in order, from the first one after `after`. Some occur more
+        than once, and some are patterns. The first call sorts the names."""
         names = merge(*(_from(names, prefix, after) for names in self._all_names()))
         return takewhile(lambda name: name.startswith(prefix), names)
 
     def names_with(self, prefix: str, more: Iterable[str] = ()) -> Iterator[list[str]]:
-        """Yields the `names` and `more` that begin with `prefix`, in order, each once, and without patterns: as many at
-        a time as take a millisecond, so that other work can run in between."""
+        """Yields the `names` and `more` that begin with `prefix`, in order, each once, and without patterns. They come
+        in portions that take a millisecond, so that other work can run in between."""
         lists = *self._all_names(), sorted(set(more))
         for block in _merged([(names, *_bounds(names, prefix)) for names in lists]):
             yield [name for name in block if WILDCARD not in name] if WILDCARD in "".join(block) else block
 
     def names_around(self, name: str, prefix: str, most: int) -> set[str]:
-        """Returns those of the `names` with `prefix` that would stand next to a name: at most so many of each kind."""
+        """Returns the neighbours of a name among the `names` with `prefix`, in sort order: at most so many of each
+        kind."""
         found: set[str] = set()
         for names in self._all_names():
             first, end = _bounds(names, prefix)
@@ -299,7 +303,7 @@ class Engine:
         return found
 
     def has_name(self, name: str) -> bool:
-        """Whether it is one of the `names`, or another text of the rows."""
+        """Whether a text is one of the `names`, or another text of the rows."""
         return any(name in names[at : at + 1] for names in self._all_names() for at in (bisect_left(names, name),))
 
     def _all_names(self) -> Sequence[Sequence[str]]:
@@ -309,20 +313,20 @@ class Engine:
         return self._sorted_names
 
     def objects_of(self, chain: Chain, question: Question) -> Set[str] | None:
-        """The objects that the allow rows of the last principal hold; None if all names of the question's object, which
-        is a pattern, are in question."""
+        """The objects in the allow rows of the last principal; None if any name that matches the pattern in the
+        question's object is possible."""
         last = self._subjects_of(chain)[-1]
         return self._dockets[_last_kind(last, question)].objects_of(last, question.object)
 
     def subjects_of(self, chain: Chain, question: Question, subject: str) -> Set[str] | None:
-        """The same for the first principal, of which the chain has an example, and its pattern `subject`."""
+        """The same for the first principal: the chain has an example of it, and `subject` is its pattern."""
         kind, obj, _ = self._first_link(chain, question)
         return self._dockets[kind].subjects_of(obj, subject)
 
     def may_allow_more(self, chain: Chain, question: Question, subject: str = "", *, open_roles: bool = False) -> bool:
-        """Whether rows with patterns could allow names that no row holds: objects of the pattern in `question`, or with
-        `subject` first principals of this pattern, of which the chain has an example. An action of "" is any, an object
-        of "" too. `open_roles`: tokens may grant roles that the policy does not fill."""
+        """Whether rows with patterns could allow names that no row contains: objects of the pattern in `question` or,
+        with `subject`, first principals of this pattern, of which the chain has an example. An action or object of ""
+        means any. `open_roles`: tokens may grant roles that the policy does not fill."""
         if subject:
             kind, obj, act = self._first_link(chain, question)
             return self._dockets[kind].may_allow_more(subject, obj, act, open_roles=open_roles)
@@ -331,20 +335,20 @@ class Engine:
         return docket.may_allow_more(last, question.object, question.action, open_roles=False)
 
     def rules_of(self, name: str) -> Iterator[RuleRef]:
-        """Yields the rules whose subject or object is exactly this text: a name, a role, a set or a pattern. Those of a
-        Casbin model are left out."""
+        """Yields the rules whose subject or object is exactly this text: a name, a role, a set or a pattern. Rules of a
+        Casbin model are omitted."""
         for table in self.source.tables.values():
             yield from map(table.rule, table.rows_with(name))
 
     def rules_about(self, principal: Principal, link: Link, most: int) -> Iterator[RuleRef]:
-        """Yields rules of a link's kind that name its subject, or its object: up to `most`, half of them of each. Those
-        of a Casbin model are left out."""
+        """Yields up to `most` rules of a link's kind, half of them with its subject and half with its object. Rules of
+        a Casbin model are omitted."""
         policy = self._dockets[link.kind]
         if isinstance(policy, KindPolicy):
             yield from policy.rules_about(self._askers.asker(principal), link.object, most)
 
     def _first_link(self, chain: Chain, question: Question) -> tuple[PermissionKind, str, str]:
-        """The kind, object and action that the first principal is asked about."""
+        """The kind, object and action of the first principal's link."""
         first, *others = self._subjects_of(chain)
         if others:
             return _nhi_kind(first), others[0].name, DELEGATE
@@ -357,14 +361,14 @@ class Engine:
         return self._allowed_patterns
 
     def casbin(self, kind: PermissionKind) -> StockPolicy | None:
-        """Returns what decides a kind whose model is not our own; None for the others."""
+        """Returns the decider of a kind with a Casbin model of its own form; None for other kinds."""
         return self._casbin.get(kind)
 
     def subject_of(self, principal: Principal) -> PolicySubject:
         return self._askers.asker(principal)
 
     def forget(self) -> None:
-        """Clears the caches, for measuring the cost of a decision."""
+        """Clears the caches, to measure the cost of a decision."""
         self._askers.forget()
         self._chains.clear()
         self._cases.forget()
@@ -372,7 +376,7 @@ class Engine:
     def _stock_policies(self, source: PolicySource) -> dict[PermissionKind, StockPolicy]:
         from sidecar.policy.stock.policy import StockDecider, StockPolicy
 
-        deciders: dict[int, StockDecider] = {}  # by the policy's identity: one may serve several kinds
+        deciders: dict[int, StockDecider] = {}  # by the policy's identity: one policy may serve several kinds
         found: dict[PermissionKind, StockPolicy] = {}
         for kind, table in source.stock.items():
             key = id(table.source)
@@ -389,8 +393,8 @@ class Engine:
         return subjects
 
     def _links(self, subjects: Sequence[PolicySubject], question: Question) -> Iterator[LinkRows]:
-        """Finds the rows of each link in order, the request itself last; then those of the guardrails, where there are
-        any, for each principal about the final object and every NHI after it."""
+        """Finds the rows of each link in order, the request itself last; then the rows of the guardrails, if there are
+        any, for each principal about the final object and every later NHI."""
         last = len(subjects) - 1
         for place, subject in enumerate(subjects):
             if place < last:
@@ -437,7 +441,7 @@ class Engine:
                     word = outcome if isinstance(outcome, str) else outcome.word
                     ran.append((condition.digest, word, answer.link))
                     names += (condition.names,) if any(condition.names) else ()
-            # A guardrail that neither denies nor has facts says nothing.
+            # A guardrail that neither denies nor has facts adds nothing.
             if place <= last or not answer.link.allowed or len(ran) > before or answer.would_deny:
                 answers.append(answer)
         decision = self._decision(subjects, question.action, answers, limited=mode == "call")
@@ -482,7 +486,8 @@ class Engine:
 def _limits(subjects: Sequence[PolicySubject], action: str, rules: Iterable[RuleRef]) -> tuple[RowLimit, ...]:
     """Returns the limits that the call is charged to. A rule of several rows counts once."""
     if action in STOPPING:
-        # A caller that has used up a limit on `use` can still stop its own work: only a rule that names it counts.
+        # A caller that has used up a limit on `use` can still stop its own work: only a rule that names this action
+        # counts.
         rules = [rule for rule in rules if action in named_actions(rule.actions)]
     counted = {"subject": subjects[-1].name, "origin": subjects[0].name, "rule": ""}
     found = {
@@ -494,7 +499,7 @@ def _limits(subjects: Sequence[PolicySubject], action: str, rules: Iterable[Rule
 
 
 def _demanding(links: Iterable[Link], action: str) -> Iterator[RuleRef]:
-    """Yields the rules that demand an approval of this call. What follows a call (`tasks/get` after `message/send`)
+    """Yields the rules that demand an approval of this call. A follow-up action (`tasks/get` after `message/send`)
     needs one only by a rule that names that action, as with limits."""
     for link in links:
         for rule in link.rules:
@@ -513,7 +518,7 @@ def _bounds(names: Sequence[str], prefix: str) -> tuple[int, int]:
 
 
 def _merged(ranges: Iterable[tuple[Sequence[str], int, int]]) -> Iterator[list[str]]:
-    """Yields what ranges of sorted lists hold, in order, each once: at most a block of each list at a time."""
+    """Yields the texts in ranges of sorted lists in order, each once. Reads at most a block of each list at a time."""
     left = [one for one in ranges if one[1] < one[2]]
     while left:
         bound = min((names[at + BLOCK] for names, at, end in left if at + BLOCK < end), default=None)

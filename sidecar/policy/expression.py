@@ -1,9 +1,9 @@
 """Parses Casbin matchers into trees.
 
 A matcher is parsed once, in Casbin's way (`&&`, `||` and `!` become Python's operators, `r.sub` becomes a name), and
-converted to our own nodes. An allow-list defines what a matcher may contain, so that new syntax is refused by default
-(threats K2, K3, K8, K9). An expression that Casbin can evaluate but that is not compiled becomes a `ForeignNode`;
-pycasbin then evaluates the whole matcher.
+converted to the sidecar's own nodes. An allow-list defines what a matcher may contain, so that new syntax is refused by
+default (threats K2, K3, K8, K9). An expression that Casbin can evaluate but that is not compiled becomes a
+`ForeignNode`; pycasbin then evaluates the whole matcher.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-# Our functions and their argument counts; `g` may take a domain.
+# The sidecar's functions and their argument counts; `g` may take a domain.
 FUNCTIONS: Mapping[str, tuple[int, ...]] = {
     "who": (3,),
     "glob": (2,),
@@ -89,7 +89,7 @@ class ExpressionError(NamedTuple):
 
 
 def read_matcher(matcher: str) -> tuple[Node | None, list[ExpressionError]]:
-    """Returns the tree, as far as it could be built, and everything that a matcher must not contain."""
+    """Returns the tree, as far as it could be built, and all forbidden parts of the matcher."""
     if "#" in matcher or ";" in matcher or not matcher.isascii():
         return None, [ExpressionError("a matcher holds no comments and only ASCII")]
     try:
@@ -149,7 +149,7 @@ def calls_in(tree: Node) -> Iterator[FunctionCall]:
 
 
 def written(node: Node) -> str:
-    """Returns the expression in Casbin's form with Casbin's internal names (`r_sub`), as its evaluator takes it."""
+    """Returns the expression in Casbin's form with Casbin's internal names (`r_sub`), for Casbin's evaluator."""
     match node:
         case Equality(left, right):
             return f"{_term(left)} == {_term(right)}"
@@ -183,7 +183,7 @@ _NOTHING = Literal("")
 
 
 class _ExpressionReader:
-    """Converts Python's tree to ours and collects what a matcher must not contain."""
+    """Converts Python's tree to the sidecar's and collects the forbidden parts of a matcher."""
 
     def __init__(self, bad: list[ExpressionError]) -> None:
         self.bad = bad
@@ -247,7 +247,8 @@ class _ExpressionReader:
         return FunctionCall(name, tuple(map(self._term, tree.args)))
 
     def _foreign(self, tree: ast.Compare) -> ForeignNode:
-        """Converts ordering, membership and string concatenation, which pycasbin evaluates and we do not compile."""
+        """Converts ordering, membership and string concatenation, which are not compiled, so that pycasbin evaluates
+        them."""
         terms = []
         for node in ast.walk(tree):
             if not isinstance(node, _OPERATORS + _LEAVES):

@@ -43,7 +43,7 @@ class Faults:
             self.warnings.append(fault)
 
     def whole(self, code: str, message: str, file: str, hint: str = "") -> None:
-        """Reports a fault of a whole file: missing, unknown or empty."""
+        """Reports a fault of a whole file, which is missing, unknown or empty."""
         self.error(code, message, SourceLine(file, 0, ""), hint=hint)
 
 

@@ -22,7 +22,7 @@ ROLES, GUARDRAILS = "roles", "guardrails"
 KINDS = tuple(kind for kind in PermissionKind if kind is not PermissionKind.GUARDRAIL)
 POLICY = "policy"
 STEMS = (*(kind.value for kind in KINDS), ROLES, GUARDRAILS, POLICY)
-COMMON_MODEL = "model.conf"  # of the kinds without a model of their own; its rows stand in policy.csv
+COMMON_MODEL = "model.conf"  # of the kinds without a model of their own; its rows are in policy.csv
 MAX_FILES = 4096
 YAML = (".yaml", ".yml")
 
@@ -54,7 +54,7 @@ class PolicyFile:
 
 
 def policy_files(folder: Path, faults: Faults, named: Container[Path] = ()) -> list[PolicyFile]:
-    """Returns the files of rows under a folder, without those that the settings name (absolute paths)."""
+    """Returns the files of rows under a folder, except those that the settings name (absolute paths)."""
     if not folder.is_dir():
         faults.whole("P001", "this folder is not there", str(folder))
         return []
@@ -94,7 +94,7 @@ def unprintable(path: Path, faults: Faults) -> bool:
 
 
 def left_by_an_editor(name: str) -> bool:
-    """Whether a file of this name is an editor's backup, swap or probe file, which is not policy."""
+    """Whether a file of this name is an editor's backup, swap or probe file, which is not part of the policy."""
     return any(fnmatchcase(name, pattern) for pattern in _LEFT_BY_EDITORS)
 
 
@@ -145,7 +145,7 @@ def _walk(folder: Path, faults: Faults) -> Iterator[Path]:
 
 
 def _is_folder(path: Path) -> bool:
-    """False also if that cannot be determined, as for a link that is too long: reading reports the error."""
+    """False also if the check fails, as for a link that is too long; reading then reports the error."""
     try:
         return path.is_dir()
     except OSError:

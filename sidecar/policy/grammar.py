@@ -1,7 +1,7 @@
 """The grammar of each column of a row.
 
 Each reader takes the text of one field and returns its value, or raises `Wrong`. Names are typed (`user:`, `nhi:`,
-`role:`, `tool:` …), so that no caller can be named like a role (threats K12), and ASCII, so that no name looks like
+`role:`, `tool:` …), so that no caller can have the name of a role (threats K12), and ASCII, so that no name looks like
 another.
 """
 
@@ -28,7 +28,7 @@ NONE = "-"
 Per = Literal["subject", "origin", "rule"]
 
 USE = "use"
-ONCE, REQUIRED = "once", "required"  # words of approvals
+ONCE, REQUIRED = "once", "required"  # keywords of approvals
 STOPPING = frozenset({"tasks/cancel"})  # ends work: a row's limit on `use` does not apply to it
 ON_SERVERS = ("tool:", "prompt:", "resource:")  # CONTRACT 1.2: the objects on a server
 
@@ -128,7 +128,7 @@ def action(text: str) -> str:
 
 
 def actions(text: str) -> tuple[str, list[Wrong]]:
-    """Parses a `|` list: returns it without duplicates and with `use` written out, and what is wrong in it."""
+    """Parses a `|` list. Returns it without duplicates and with `use` expanded, and its faults."""
     words: dict[str, None] = {}
     wrong: list[Wrong] = []
     at = 0
@@ -146,7 +146,7 @@ def actions(text: str) -> tuple[str, list[Wrong]]:
 
 
 def effect(text: str) -> Literal["allow", "deny"]:
-    """Parses exactly `allow` or `deny`: Casbin ignores rows with any other word (threats K4)."""
+    """Parses exactly `allow` or `deny`: Casbin ignores rows with any other text (threats K4)."""
     if text == "allow":
         return "allow"
     if text == "deny":
@@ -203,18 +203,18 @@ def _duration(text: str, at_least_s: float, hint: str) -> float:
 
 
 def named_actions(actions: tuple[str, ...]) -> tuple[str, ...]:
-    """Returns those of a rule's actions that it names one by one: none if it is on `use`."""
+    """Returns the actions that a rule names one by one; none if the rule is on `use`."""
     return () if set(USED) <= set(actions) else actions
 
 
 def duration_text(seconds: float) -> str:
-    """Returns a duration as rows have it, such as 15m."""
+    """Returns a duration in the form of rows, such as 15m."""
     word, size = next((word, size) for word, size in reversed(_SECONDS.items()) if seconds % size == 0)
     return f"{seconds / size:g}{word}"
 
 
 def person(text: str) -> str:
-    """Parses who may give an approval."""
+    """Parses the principal who may give an approval."""
     if not text.startswith("user:"):
         raise Wrong("", f"{shown(text)} is not a person", "write user:<id>")
     return member(text)

@@ -1,8 +1,8 @@
 """Decides one link of a chain.
 
 A `KindPolicy` is one permission kind: its model, its rows, and the index over them. `find` looks up the rows that may
-match; `judge` checks their expiry and the outcomes of their conditions, and applies the model's effect. Neither runs
-conditions or keeps results: the engine does.
+match; `judge` checks their expiry and the outcomes of their conditions, and applies the model's effect. The engine runs
+conditions and caches results.
 """
 
 from __future__ import annotations
@@ -31,11 +31,12 @@ if TYPE_CHECKING:
 
 MAX_OPENING_RULES = 8  # enough evidence of a grant on a server
 MAX_OPENING_ROWS = 10_000  # rows searched for a live one
-MAX_OPEN = 64  # patterns whose open rows are kept
+MAX_OPEN = 64  # patterns whose open rows are cached
 BY_ID = attrgetter("id", "file", "line")
-UNDECIDED = 128  # a bit of `LinkRows.some`: pycasbin failed, or finds other rows than compiled rules do
+UNDECIDED = 128  # a bit of `LinkRows.some`: pycasbin failed, or finds other rows than the compiled rules
 
-# CONTRACT 1.2, 1.3: the subjects and objects of each kind. All else is denied before any row is read (threats K1, K12).
+# CONTRACT 1.2, 1.3: the subjects and objects of each kind. Everything else is denied before any row is read (threats
+# K1, K12).
 ASKED: Mapping[PermissionKind, tuple[tuple[str, ...], tuple[str, ...]]] = {
     PermissionKind.USER_TO_NHI: (("user:",), ("nhi:",)),
     PermissionKind.NHI_TO_NHI: (("nhi:",), ("nhi:",)),
@@ -58,7 +59,7 @@ class LinkAnswer(NamedTuple):
 
 class LinkSides(NamedTuple):
     """The matching rows by effect. `would` are those in shadow mode; `nearly` are the (live, holds) of the allow rows
-    that match but for their expiry or condition."""
+    that match except for their expiry or condition."""
 
     allows: list[int]
     denies: list[int]
@@ -67,8 +68,8 @@ class LinkSides(NamedTuple):
 
 
 class RowsDecision(NamedTuple):
-    """A decision and the rows that it rests on, the first MAX_REASONS of them. `failed` says why the evaluation of
-    a row failed; "" if none did."""
+    """A decision and the rows that led to it, the first MAX_REASONS of them. `failed` is the reason why the evaluation
+    of a row failed; "" if none failed."""
 
     allowed: bool
     rows: tuple[int, ...] = ()
@@ -76,7 +77,7 @@ class RowsDecision(NamedTuple):
 
 
 class MatcherOutcome(NamedTuple):
-    """The outcome of the matcher of a Casbin model in one call. `word` goes on record; `expired` is true if a row that
+    """The outcome of the matcher of a Casbin model in one call. `word` is recorded; `expired` is true if a row that
     would have allowed the request has expired."""
 
     word: Ran
@@ -106,14 +107,14 @@ class LinkCondition(Protocol):
 class LinkPolicy(Protocol):
     """Decides all requests of one permission kind. Pure; safe to use from several threads.
 
-    `engine` says who decides. `find` looks up what may decide a link, `judge` decides it by the outcomes of its
-    conditions. `opened` returns the answer to a session call, and the times at which it may change. `names` and
-    `allowed_patterns` are the principals and objects that the policy names; `sorted_names` are the former in order,
-    maybe among others. `objects_of` are the objects that allow rows of a subject hold, by name or in sets, and
-    `subjects_of` the subjects that those on an object hold, by name or in roles; None if all names are in question,
-    because of a row with a pattern that meets `pattern`. `may_allow_more` says whether a row with a pattern, or on a
-    role that tokens may grant (`open_roles`), could allow a name that no row holds: one of `subject` and `obj` is the
-    pattern of such names; "" stands for any object, or any action."""
+    `engine` names the decider. `find` looks up the rows that may decide a link, `judge` decides it by the outcomes of
+    its conditions. `opened` returns the answer to a session call, and the times at which it may change. `names` and
+    `allowed_patterns` are the principals and objects that the policy names; `sorted_names` has the former in order,
+    possibly among others. `objects_of` are the objects that allow rows of a subject contain, by name or in sets, and
+    `subjects_of` the subjects that allow rows on an object contain, by name or in roles; None if all names are
+    possible, because of a row with a pattern that meets `pattern`. `may_allow_more` reports whether a row with a
+    pattern, or on a role that tokens may grant (`open_roles`), could allow a name that no row contains: one of
+    `subject` and `obj` is the pattern of such names; "" means any object, or any action."""
 
     engine: EngineName
 
@@ -132,9 +133,9 @@ class LinkPolicy(Protocol):
 
 
 class LinkRows(NamedTuple):
-    """The rows that match one (subject, object, action) but for expiry and conditions: `some` are the flags of any of
-    them, `conditions` theirs, ordered by text, and `ends` are when rows expire. `place` is the subject's position in
-    the chain; `lends` is true if the request is for lent authority."""
+    """The rows that match one (subject, object, action), ignoring expiry and conditions. `some` are the flags that any
+    of them has, `conditions` their conditions, ordered by text, and `ends` their expiry times. `place` is the subject's
+    position in the chain; `lends` is true if the request is for lent authority."""
 
     policy: LinkPolicy
     subject: PolicySubject
@@ -164,9 +165,9 @@ class EngineDifferences:
 class KindPolicy:
     """Decides all requests of one permission kind. Pure; safe to use from several threads.
 
-    pycasbin decides a kind whose matcher is not compiled; by `engine` it decides others too, alone or beside the
-    compiled rules. It then finds the rows that match, and decides by them; expiry, limits and evidence are taken from
-    these rows as everywhere. What it decides is not cached."""
+    pycasbin decides a kind whose matcher is not compiled. With `engine` set, it also decides other kinds, alone or in
+    addition to the compiled rules. It then finds the rows that match and decides by them; expiry, limits and evidence
+    come from these rows as for compiled rules. Its decisions are not cached."""
 
     def __init__(
         self,
@@ -188,7 +189,8 @@ class KindPolicy:
         self._differences = differences
         self._roles, self._sets = ways["g"], ways["g2"]
         compared = {facet.field: (facet.column, *facet.groups) for facet in self._matcher.plan.index}
-        # Whether names match as in our own models, so that a name's rows are those with its text, role or set.
+        # Whether names match as in the sidecar's own models, so that a name's rows are those with its text, role or
+        # set.
         self._compares_names = self._matcher.plan.is_compiled and compared == _COMPARED
         self._wild = {facet.column: wild for facet, wild in zip(self._matcher.plan.index, index.wild, strict=False)}
         self._open: dict[tuple[str, str, bool], Sequence[int]] = {}
@@ -217,15 +219,14 @@ class KindPolicy:
         return self._names_in("sub", rows, pattern, self._roles)
 
     def rules_about(self, subject: PolicySubject, obj: str, most: int) -> Iterator[RuleRef]:
-        """Yields rules with the subject or its roles, then those with the object: up to `most`, half of them of
-        each."""
+        """Yields up to `most` rules, half of them with the subject or its roles and half with the object."""
         of_subject = self._matcher.of_subject(RowTest(subject.name, "", "", subject.domain, subject.roles))
         of_object = self._matcher.of_object(RowTest("", obj, "", "", frozenset()))
         rows = dict.fromkeys((*islice(of_subject, most // 2), *islice(of_object, most // 2)))
         return map(self.table.rule, rows)
 
     def _names_in(self, column: str, rows: Iterable[int], pattern: str, ways: RolePaths) -> Set[str] | None:
-        """Returns the names that a column of the allow rows among some holds, those in its roles or sets too."""
+        """Returns the names in a column of the allow rows among these rows, including those in its roles or sets."""
         table, found = self.table, set[str]()
         if not self._compares_names:
             return None if len(table) else found
@@ -241,7 +242,7 @@ class KindPolicy:
     def may_allow_more(self, subject: PolicySubject | str, obj: str, act: str, *, open_roles: bool) -> bool:
         table = self.table
         if not self._compares_names:
-            return bool(len(table))  # a matcher of the operator's own may allow anything
+            return bool(len(table))  # the operator's own matcher may allow anything
         column, pattern = ("sub", subject) if isinstance(subject, str) else ("obj", obj)
         for row in self._open_rows(column, pattern, open_roles=open_roles):
             if act and self._matcher.by_action and not globs(act, table.shapes[table.shape[row]].act):
@@ -255,7 +256,7 @@ class KindPolicy:
         return False
 
     def _open_rows(self, column: str, pattern: str, *, open_roles: bool) -> Sequence[int]:
-        """Returns the allow rows whose text in a column is a pattern that meets another one, or an open role."""
+        """Returns the allow rows whose text in a column is an open role, or a pattern that meets the given one."""
         key = column, pattern, open_roles
         if (known := self._open.get(key)) is not None:
             return known
@@ -339,8 +340,8 @@ class KindPolicy:
     def opened(
         self, answer: LinkAnswer, asker: PolicySubject, server: str, now_s: float
     ) -> tuple[LinkAnswer, Iterable[float]]:
-        """Returns the answer to a session call (CONTRACT 1.4): unchanged, unless a live grant on the server opens it;
-        and the times at which that may change."""
+        """Returns the answer to a session call (CONTRACT 1.4), and the times at which it may change. The answer is
+        unchanged unless a live grant on the server opens it."""
         link, table = answer.link, self.table
         if link.allowed or link.reason is Reason.DENIED_BY_RULE:
             return answer, ()
@@ -349,7 +350,7 @@ class KindPolicy:
         for looked, row in enumerate(self._matcher.on_server(asked, server)):
             if looked >= MAX_OPENING_ROWS:
                 break
-            # `anonymous` is allowed only by that exact word.
+            # `anonymous` is allowed only by that exact name.
             means = asker.name != ANONYMOUS or table.text("sub", row) == ANONYMOUS
             if means and not table.flags[row] & (DENY | SHADOW):
                 grants.append(row)
@@ -357,7 +358,7 @@ class KindPolicy:
         ends = {table.end_of(row) for row in grants if table.flags[row] & ENDS}
         if not live:
             return (answer._replace(link=link._replace(reason=Reason.EXPIRED)) if grants else answer), ends
-        # Any one of them opens it, so it stays open until the last one expires.
+        # Any one of them opens it, so it remains open until the last one expires.
         endless = any(not table.flags[row] & ENDS for row in live)
         until = None if endless else max(map(table.end_of, live))
         rules = self._rules(live[:MAX_OPENING_RULES])
@@ -366,7 +367,7 @@ class KindPolicy:
         return answer._replace(link=link, roles=roles, until=until), ends
 
     def _candidates(self, asker: PolicySubject, obj: str, act: str) -> list[int] | None:
-        """Returns the rows that match but for expiry and condition; None if they are not known."""
+        """Returns the rows that match, ignoring expiry and condition; None if they are unknown."""
         name = asker.name
         anonymous = name == ANONYMOUS and self.kind is not PermissionKind.NHI_TO_NHI
         if not act or not (anonymous or name.startswith(self._subjects)) or not obj.startswith(self._objects):
@@ -386,7 +387,8 @@ class KindPolicy:
         now_s: float,
         ours: tuple[bool, list[int]],
     ) -> tuple[bool, list[int]] | None:
-        """Returns pycasbin's verdict, or ours if it is the same; None if it fails, or differs where both must agree."""
+        """Returns pycasbin's verdict, or that of the compiled rules if both are equal; None if pycasbin fails, or if
+        the two differ and must agree."""
         asker = found.subject
         asked = RowTest(asker.name, found.object, found.action, asker.domain, asker.roles)
         decided = casbin.decide(asked, outcomes, now_s)
@@ -444,7 +446,7 @@ _COMPARED = {"sub": ("sub", "g"), "obj": ("obj", "g2")}
 
 def _reason(nearly: Sequence[tuple[bool, bool]]) -> Reason:
     """Returns the reason of a denial (CONTRACT 6): an expired grant that would have held, an unmet condition, or no
-    rule. `nearly` are the (live, holds) of the allow rows that matched otherwise."""
+    rule. `nearly` are the (live, holds) of the allow rows whose other columns match."""
     if any(holds and not live for live, holds in nearly):
         return Reason.EXPIRED
     if any(live for live, _ in nearly):

@@ -25,7 +25,7 @@ from sidecar.policy.roles import RolePaths
 from sidecar.policy.table import RowTable, places_of
 from sidecar.vocabulary import ANONYMOUS
 
-SEARCHED = 30  # numbers that are cheaper to search a column for, one by one, than to read it once
+SEARCHED = 30  # so many numbers are cheaper to search for in a column one by one than to read the column once
 WALKED = 12  # rows that are cheaper to scan than to search
 MAX_ACTIONS = 128  # cached, of the few dozen that exist
 MAX_SERVERS = 512  # cached
@@ -104,7 +104,7 @@ class Matcher:
 
     def on_server(self, asked: RowTest, server: str) -> Iterator[int]:
         """Yields the rows whose subject is this caller and whose object is the server or something on it, as far as the
-        index can tell; none if the matcher does not compare the subject alone."""
+        index shows; none if the matcher does not compare the subject alone."""
         first, index = self._first, self._index
         if first is None or first.facet.field != "sub":
             return

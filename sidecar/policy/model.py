@@ -1,11 +1,11 @@
 """Reads Casbin models and checks that they are safe to evaluate.
 
-A model is a `.conf` in Casbin's own form over fixed names (CONTRACT 2.1). Features that Casbin accepts silently and
-that can allow too much are refused here: effects that allow by default, `eval`, `regexMatch` and the `keyMatch` family,
+A model is a `.conf` in Casbin's own form over fixed names (CONTRACT 2.1). Features that Casbin accepts silently but
+that can allow too much are refused: effects that allow by default, `eval`, `regexMatch` and the `keyMatch` family,
 literals that Casbin rewrites, and missing names (threats K1-K4, K8, K9, libraries 1.1).
 
-A matcher must be a conjunction that contains `live(p.expires_at, r.ctx)` and `holds(p.when, p.eft, r.ctx)`: no expired
-row and no row with a failed condition can match, whatever else the matcher contains.
+A matcher must be a conjunction that contains `live(p.expires_at, r.ctx)` and `holds(p.when, p.eft, r.ctx)`: so an
+expired row or a row with a failed condition never matches, whatever the rest of the matcher is.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ DOMAIN = "dom"  # optional in both definitions: the namespace of the subject, fo
 ALLOW_AND_DENY = "some(where (p.eft == allow)) && !some(where (p.eft == deny))"
 ALLOW_OVERRIDE = "some(where (p.eft == allow))"
 PRIORITY = "priority(p.eft) || deny"
-DENY_OVERRIDE = "!some(where (p.eft == deny))"  # valid for guardrails only: it allows what no row covers
+DENY_OVERRIDE = "!some(where (p.eft == deny))"  # valid for guardrails only: it allows everything that no row covers
 EFFECTS = (ALLOW_AND_DENY, ALLOW_OVERRIDE, PRIORITY)
 
 MAX_MODEL_CHARS = 16 * 1024
@@ -97,7 +97,8 @@ def parse_model(kind: PermissionKind, file: str, text: str, faults: Faults) -> M
 
 
 def is_own(entries: Mapping[str, ModelEntry]) -> bool:
-    """Whether a model is one of ours, whose requests have a context; all others are Casbin's own (`policy.stock`)."""
+    """Whether a model is one of the sidecar's, whose requests have a context. All others are Casbin's own
+    (`policy.stock`)."""
     return "r" not in entries or "ctx" in entries["r"].parts
 
 

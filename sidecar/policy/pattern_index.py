@@ -75,7 +75,7 @@ class PatternIndex:
         return found
 
     def meeting(self, prefix: str) -> list[int]:
-        """Returns the patterns that match some text with this prefix, except those that begin with it themselves."""
+        """Returns the patterns that match some text with this prefix, except those that begin with the prefix."""
         heads = (self._by_head.get(prefix[:length]) for length in self._lengths if length < len(prefix))
         return [
             number

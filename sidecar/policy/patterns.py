@@ -42,13 +42,13 @@ class NamePattern:
         self._longest = max(middle, key=len, default="")
 
     def among(self, texts: Sequence[str]) -> Sequence[str]:
-        """Returns the texts that the pattern matches. All are taken through one step before the next one begins."""
+        """Returns the texts that the pattern matches. Each step is applied to all texts before the next step begins."""
         head, tail, longest = self._head, self._tail, self._longest
         if head:
             texts = [text for text in texts if text.startswith(head)]
         if tail:
             texts = [text for text in texts if text.endswith(tail)]
-        if longest:  # leaves few texts, most often
+        if longest:  # usually leaves few texts
             texts = [text for text in texts if longest in text]
         ends = [len(head)] * len(texts)
         for piece in self._middle:
@@ -65,7 +65,7 @@ def globs(text: str, patterns: str) -> bool:
 def who(subject: str, pattern: str, effect: str) -> bool:
     """Whether a rule's subject matches this caller.
 
-    `anonymous` is allowed only by exactly that word: a grant to `*` covers identified callers only (CONTRACT 1.1)."""
+    `anonymous` is allowed only by exactly that name: a grant to `*` covers identified callers only (CONTRACT 1.1)."""
     if subject == ANONYMOUS and effect != "deny":
         return pattern == ANONYMOUS
     return glob(subject, pattern)
@@ -100,4 +100,4 @@ def meets(one: str, other: str) -> bool:
         return covers(one, other) or covers(other, one)
     short, long = sorted((one.partition(WILDCARD)[0], other.partition(WILDCARD)[0]), key=len)
     low, high = sorted((one.rpartition(WILDCARD)[2], other.rpartition(WILDCARD)[2]), key=len)
-    return long.startswith(short) and high.endswith(low)  # what stands between can follow one another
+    return long.startswith(short) and high.endswith(low)  # the remaining pieces can follow one another

@@ -1,7 +1,7 @@
 """Compiles plain CEL conditions into Python functions.
 
-Most conditions compare a few inputs with constants. Converting values for CEL's runtime costs ten times what such a
-comparison does. A condition is plain if it consists of
+Most conditions compare a few inputs with constants. Converting values for CEL's runtime costs ten times as much as such
+a comparison. A condition is plain if it consists of
 
     reads           args.a.b, args['a'], principal.id, origin.roles, has(args.a), now
     constants       null, booleans, texts, doubles, integers of at most 53 bits, lists of them, timestamp('…Z')
@@ -9,8 +9,8 @@ comparison does. A condition is plain if it consists of
     && || !
 
 A plain condition handles plain inputs: null, booleans, doubles, integers of at most 53 bits, ASCII texts without NUL,
-and small lists and maps of them. It returns None for everything else, and CEL evaluates the condition then. So only
-semantics without subtleties are written twice; `tests/unit/policy/test_plain_conditions.py` compares the two.
+and small lists and maps of them. For all other inputs it returns None, and CEL evaluates the condition. So only simple
+semantics are implemented twice; `tests/unit/policy/test_plain_conditions.py` compares the two.
 
 The cost of one run is linear in the size of its inputs, at most `MAX_INSIDE` values each, and is charged to the
 decision's budget in the same units as CEL's.
@@ -82,7 +82,7 @@ Inputs = dict[str, Any]
 class Node(NamedTuple):
     """One test. Its value is True, False or ERROR: `tests[type(value)](value, constant)`, where `value` is the input of
     this name, and ERROR if there is no test for its type. The tests of several inputs and of other nodes have the name
-    "" and are given all Inputs."""
+    "" and receive all Inputs."""
 
     name: str
     tests: Tests
@@ -90,8 +90,8 @@ class Node(NamedTuple):
 
 
 class Leaf(NamedTuple):
-    """One input: its dotted name, its last key, the form that it must have, and the units that its key and value cost
-    at least."""
+    """One input: its dotted name, its last key, the form that it must have, and the minimum cost of its key and value
+    in units."""
 
     name: str
     key: str
@@ -101,14 +101,14 @@ class Leaf(NamedTuple):
 
 class PlainCondition(NamedTuple):
     """A compiled condition. `test` is for `_decided`; `groups` are the inputs in order, by variable and the keys above
-    the last one; `units` cost the variables and all keys, and at least all values."""
+    the last one; `units` is the cost of the variables and all keys, and the minimum cost of all values."""
 
     test: tuple[bool, tuple[Node, ...]]
     groups: tuple[tuple[str, Path, tuple[Leaf, ...]], ...]
     units: float
 
     def run(self, scene: ConditionContext, units: float) -> tuple[Ran, Mapping[str, Any], float] | None:
-        """Returns the outcome, the inputs by dotted path, and what is left of `units`; None if inputs are not plain."""
+        """Returns the outcome, the inputs by dotted path, and the remaining `units`; None if inputs are not plain."""
         test, groups, own_units = self
         left = units - own_units
         inputs: Inputs = {}
@@ -153,7 +153,7 @@ class PlainCondition(NamedTuple):
 
 
 def _units_inside(whole: list[Any] | dict[str, Any]) -> float | None:
-    """Returns the units of what a list or map holds; None if that is not plain, or too much."""
+    """Returns the units of the content of a list or map; None if it is not plain or too large."""
     units, count = 0.0, 0
     level: list[Any] = [whole]
     for _ in range(MAX_LEVELS):
@@ -196,8 +196,8 @@ def plain_condition(serialized: bytes) -> PlainCondition | None:
 
 
 def _grouped(reads: Mapping[Path, str]) -> tuple[tuple[tuple[str, Path, tuple[Leaf, ...]], ...], float]:
-    """Returns the inputs in groups, and the units of a run in which each of them is there: each key and each value
-    above them is a node. Raises _NotPlainError for an input inside another one."""
+    """Returns the inputs in groups, and the units of a run in which all of them exist: each key and each value above
+    them is a node. Raises _NotPlainError for an input inside another one."""
     between = {path[:size] for path in reads for size in range(1, len(path))}
     if between & reads.keys():
         raise _NotPlainError
@@ -210,7 +210,7 @@ def _grouped(reads: Mapping[Path, str]) -> tuple[tuple[tuple[str, Path, tuple[Le
         groups.append((above[0], above[1:], tuple(leaves)))
     keys = [path[-1] for path in between if len(path) > 1]
     nodes, chars = len({path[0] for path in reads}) + 2 * len(keys), sum(map(len, keys))
-    own = sum(leaf.units for name, _, leaves in groups if name != "now" for leaf in leaves)  # `now` is free
+    own = sum(leaf.units for name, _, leaves in groups if name != "now" for leaf in leaves)  # `now` costs nothing
     return tuple(groups), own + nodes * UNITS_PER_NODE + chars * UNITS_PER_CHAR
 
 
@@ -352,8 +352,8 @@ def _opposite(inputs: Inputs, operand: Node) -> Any:
 
 
 def _decided_by(decisive: bool, left: Node, right: Node) -> Node:
-    """Compiles `&&` (decided by False) or `||` (by True): the decisive value of any part absorbs an error of
-    another."""
+    """Compiles `&&` (decided by False) or `||` (by True): the decisive value of any part takes precedence over an error
+    of another."""
     parts: list[Node] = []
     for node in (left, right):
         parts += node.constant[1] if node.tests is _DECIDED and node.constant[0] is decisive else (node,)

@@ -1,7 +1,7 @@
 """Parses the texts of plain conditions, so that a policy whose conditions are all plain does not load CEL.
 
 CEL's library takes 10 MB and its start 20 ms. The result has the form in which CEL serialises a checked expression, so
-that all that follows is the same for both. What is not surely plain, and valid CEL, is left to CEL:
+all later steps are the same for both. A text is left to CEL unless it is certainly plain and valid CEL:
 
     condition   = conjunction ("||" conjunction)*
     conjunction = relation ("&&" relation)*
@@ -65,7 +65,7 @@ class _LeftToCelError(Exception):
 
 
 def parsed(text: str) -> bytes | None:
-    """Returns a condition as `cel.Expression.serialize()` would, without types; None if it is not plain."""
+    """Returns a condition in the form of `cel.Expression.serialize()`, without types; None if it is not plain."""
     if not (text.isascii() and text.isprintable()):
         return None
     try:
@@ -124,7 +124,7 @@ class _Parser:
         return self._balanced("_&&_", operands, places)
 
     def _balanced(self, function: str, operands: Sequence[bytes], places: Sequence[int]) -> bytes:
-        """Joins operands as CEL's parser does: not from left to right, but as a balanced tree."""
+        """Joins operands like CEL's parser: not from left to right, but as a balanced tree."""
         if not places:
             return operands[0]
         middle = len(places) // 2

@@ -48,7 +48,8 @@ class RoleLinks:
         return frozenset(seen)
 
     def way(self, start: Iterable[str], goal: str) -> tuple[str, ...]:
-        """Returns the containers on a shortest path from one of `start` to `goal`, `goal` last; () if there is none.
+        """Returns the containers on a shortest path from one of `start` to `goal`, ending with `goal`; () if there is
+        none.
 
         A name in `start` that is the goal itself counts as one step: a token may grant the role directly."""
         came_from: dict[str, str] = {}
@@ -70,7 +71,7 @@ class RoleLinks:
         return ()
 
     def members(self, container: str) -> frozenset[str]:
-        """Returns what is in a container, directly or not, including other containers."""
+        """Returns the direct and indirect members of a container, including other containers."""
         inner = {name for name in self.parents if _is_container(name) and container in self.closure((name,))}
         return frozenset(name for name, above in self.parents.items() if not {container, *inner}.isdisjoint(above))
 
@@ -101,15 +102,15 @@ class RoleLinks:
         return chains | {name: max(chains[parent] for parent in self.parents[name]) for name in members}
 
     def _order(self) -> TopologicalSorter[str]:
-        """The order of the containers, the outer ones first. Only they can be in a cycle."""
+        """The order of the containers, outer ones first. Only containers can be in a cycle."""
         return TopologicalSorter({name: above for name, above in self.parents.items() if _is_container(name)})
 
 
 class RolePaths:
-    """Evaluates `g` or `g2`, by domain. Without domains, all links are in the domain "".
+    """Evaluates `g` or `g2`, by domain. Without domains, all links are in domain "".
 
-    `holding` is for sets: it returns those that contain something on a server. `members` are all names in a container,
-    of all domains together."""
+    `holding` is for sets: it returns the sets that contain an object on a server. `members` are all names in a
+    container, of all domains together."""
 
     def __init__(self, links: Mapping[str, RoleLinks], *, by_domain: bool = False) -> None:
         self._links = links
@@ -143,7 +144,7 @@ class RolePaths:
         return self._members.get(container, _NOTHING)
 
     def holding(self, server: str) -> frozenset[str]:
-        """Returns the containers that hold the server or something on it."""
+        """Returns the containers that hold the server or an object on it."""
         if self._on_server is None:
             found: dict[str, set[str]] = {}
             for links in self._links.values():
@@ -156,7 +157,7 @@ class RolePaths:
 
 
 def _above(links: RoleLinks) -> Mapping[str, frozenset[str]]:
-    """Returns for every container, of which there are few, itself and all its containers."""
+    """Returns, for every container, the container and all its containers. There are few."""
     containers = {container for found in links.parents.values() for container in found}
     return {container: links.closure((container,)) | {container} for container in containers}
 
@@ -167,7 +168,7 @@ def domain_of(name: str) -> str:
 
 
 def is_granted(name: str) -> bool:
-    """Whether a token may grant it: `role:<namespace>/<value>` (CONTRACT 1.1)."""
+    """Whether a token may grant the role: `role:<namespace>/<value>` (CONTRACT 1.1)."""
     return name.startswith("role:") and "/" in name
 
 
@@ -181,7 +182,7 @@ _NO_LINKS = RoleLinks()
 @dataclass(eq=False, slots=True)
 class PolicySubject:
     """A principal as rows see it. `granted` are the roles of its token, `roles` all its roles; `domain` is its
-    namespace, or `-`. While cached, each principal has exactly one object, which also serves as a key."""
+    namespace, or `-`. While cached, each principal has exactly one object, which is also used as a key."""
 
     name: str
     granted: frozenset[str]

@@ -1,9 +1,9 @@
 """Adds rows to a policy, or reports their faults.
 
 A row is read in one of two ways, by the same checks. `take` adds a plain line: without quotes or notes, and with texts
-that cause no warning. Each of its texts is checked once and known by a number afterwards, as nearly all texts of a
+that cause no warning. Each of its texts is checked once and has a number afterwards, because nearly all texts of a
 large policy occur often. `read` adds any row, or reports its faults with their positions. Checks that need the whole
-policy are made in `source`.
+policy are in `source`.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class _Reader:
         self._file = draft.file_number(file)
 
     def _checked(self, row: CsvRow, field: CsvField, check: Callable[..., T], *more: object) -> T | None:
-        """Returns what a check makes of a field, or None after a fault at the field's place."""
+        """Returns the result of a check of a field, or None after a fault at the field's place."""
         try:
             return check(field.text, *more)
         except Wrong as wrong:
@@ -61,7 +61,7 @@ class _Reader:
             return None
 
     def _tell(self, row: CsvRow, field: CsvField, wrong: Wrong, severity: str = "error") -> None:
-        """Reports a fault in a field; one without a width is the whole field's."""
+        """Reports a fault in a field. A fault without a width covers the whole field."""
         noted = row.notes_line if row.notes_line and any(field is note for note in row.notes.values()) else row.line
         line = field.line_of(wrong.offset if wrong.width else 0) or noted
         column = field.column_of(wrong.offset) if wrong.width else field.column
@@ -127,7 +127,7 @@ class RuleReader(_Reader):
                 self._tell(row, fields["obj"], doubt, severity)
 
     def _texts(self, row: CsvRow, fields: Mapping[str, CsvField]) -> dict[str, str]:
-        """Returns the text of each column, with `use` written out. Reports a fault for each that is not permitted."""
+        """Returns the text of each column, with `use` expanded. Reports a fault for each forbidden text."""
         kind, errors = self._model.kind, self._faults.errors
         names = fields["sub"].text, fields["obj"].text
         effect = self._checked(row, fields["eft"], self._effect, row) or "allow"
@@ -155,7 +155,7 @@ class RuleReader(_Reader):
     def _effect(self, text: str, row: CsvRow | None = None) -> str:
         effect = grammar.effect(text)
         if effect == "allow" and self._model.kind is PermissionKind.GUARDRAIL:
-            home = row and belongs(row, row.fields[0].text, row.fields[1].text)  # its columns cannot be chosen
+            home = row and belongs(row, row.fields[0].text, row.fields[1].text)  # its columns cannot be determined
             raise Wrong("P105", "a guardrail only denies", home or "write deny")
         if effect == "deny" and self._model.effect == ALLOW_OVERRIDE:
             raise Wrong("P115", "the model has no deny rows", "with this effect a deny row would do nothing")
@@ -274,7 +274,7 @@ class RuleReader(_Reader):
 
 
 def approval_in(notes: Mapping[str, str]) -> ApprovalTerms | None:
-    """Returns what valid notes demand of approvals; None if they demand none."""
+    """Returns the approval that valid notes demand; None if they demand none."""
     if "approval" not in notes:
         return None
     return ApprovalTerms(
@@ -335,7 +335,8 @@ class LinkReader(_Reader):
 
 
 class _KnownValues(dict[str, int]):
-    """Maps texts to their numbers, each computed once. Those that are not taken, which may be many, are not stored."""
+    """Maps texts to their numbers, each computed once. Texts that are not accepted, which may be many, are not
+    stored."""
 
     def __init__(self, read: Callable[[str], int]) -> None:
         super().__init__()
@@ -365,7 +366,7 @@ def _plain_text(raw: str) -> str:
 
 
 def _normal_form_doubts(text: str, normal: str) -> Iterator[Doubt]:
-    """Yields a warning for an object whose normal form differs from its text, or that no call can name."""
+    """Yields a warning for an object whose normal form differs from its text, and for one that no call can name."""
     if normal != text:
         yield "warning", Wrong("P122", f"read as {shown(normal)}", "write this form, in which calls are decided")
     if fault := fault_in_object(normal):

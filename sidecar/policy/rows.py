@@ -1,6 +1,6 @@
 """Parses policy CSV files.
 
-A strict parser of our own: Casbin's drops lines that it does not understand (threats K4-K7, reports BL-026). Here a row
+Casbin's own parser drops lines that it does not understand (threats K4-K7, reports BL-026). In this strict parser a row
 is either valid or a fault with file, line and column. Fields are separated by commas and trimmed of blanks and tabs; a
 field with a comma or a double quote is quoted as in RFC 4180; a row is one line. A byte order mark and CRLF are
 accepted. `#` begins a comment line; `#:` describes the row on the next line.
@@ -17,7 +17,7 @@ from sidecar.policy.faults import Faults, SourceLine, meant, shown
 from sidecar.policy.grammar import REQUIRED
 from sidecar.settings.yaml_nodes import place_in
 
-MAX_FILE_BYTES = 256 * 1024 * 1024  # two million rows, as programs write them
+MAX_FILE_BYTES = 256 * 1024 * 1024  # two million rows, in the form that programs write
 MAX_LINE_CHARS = 8 * 1024
 ROW_TYPES = ("p", "g", "g2")
 APPROVAL_NOTES = ("approval", "within", "valid", "approval_reason")
@@ -73,7 +73,7 @@ def decoded(raw: bytes, file: str, faults: Faults) -> str | None:
 def parse_rows(file: str, text: str, faults: Faults, plain: Plain | None = None) -> Iterator[CsvRow]:
     """Yields every well-formed row, in order; every other line except blanks and comments is a fault.
 
-    `plain` gets each line without a `#:` line above it; a line that it takes is not parsed further."""
+    `plain` receives each line without a `#:` line above it. A line that it accepts is not parsed further."""
     notes: tuple[SourceLine, dict[str, CsvField]] | None = None
     for number, raw in enumerate(text.split("\n"), start=1):
         if plain is not None and notes is None and plain(raw, number):
@@ -141,7 +141,7 @@ def _fields(line: SourceLine, faults: Faults) -> list[CsvField] | None:
     text, at, fields = line.text, 0, []
     while True:
         found = _FIELD.match(text, at)
-        if found is None:  # it begins with a quote, and none ends it
+        if found is None:  # the field begins with a quote and has no closing one
             start = len(text) - len(text[at:].lstrip(BLANKS))
             message, width = "the quoted field does not end on its line", len(text) - start
             faults.error("P102", message, line, start + 1, width, _QUOTES)
@@ -192,7 +192,7 @@ def _keep_note(match: re.Match[str], line: SourceLine, notes: dict[str, CsvField
 
 
 def with_approval_reason(notes: Mapping[str, CsvField]) -> Mapping[str, CsvField]:
-    """Returns the notes of a row, with `reason=required` beside an approval under its own name."""
+    """Returns the notes of a row, with `reason=required` of an approval under its own name."""
     reason = notes.get("reason")
     if reason is None or reason.text != REQUIRED or "approval" not in notes or "approval_reason" in notes:
         return notes

@@ -1,9 +1,9 @@
 """Finds argument keys that a reader could mistake for another key.
 
 Servers differ in how they read keys: many decoders ignore case, some compare a Unicode normal form. `{"repo": …,
-"Repo": …}` then has one meaning for a rule and another for its server. A key is similar to a name if the two differ
-only in case or in Unicode normal form. The keys of one object are compared with each other, with the properties that
-the tool's schema has at that place, and with the names that conditions read.
+"Repo": …}` can then have one meaning for a rule and another for its server. A key is similar to a name if the two
+differ only in case or in Unicode normal form. The keys of one object are compared with each other, with the properties
+that the tool's schema has at that place, and with the names that conditions read.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def read_of(paths: Iterable[Path], anywhere: Iterable[str]) -> Read:
 @dataclass(slots=True, eq=False)
 class Keys:
     """The properties of one place in a schema, and the places below it. `distinct`: no two properties are similar.
-    `covered` are the names read last by rules that are all properties of this place."""
+    `covered` are the names that rules read last and that are all properties of this place."""
 
     names: frozenset[str] = frozenset()
     similar: frozenset[str] = frozenset()
@@ -66,7 +66,8 @@ class Keys:
     covered: Sequence[Read] | None = None
 
     def covers(self, reads: Sequence[Read]) -> bool:
-        """Whether the properties are distinct, and rules read no other names here. A decision's names never change."""
+        """Whether the properties are distinct, and rules read no other names here. The names of a decision never
+        change."""
         covers = self.distinct and all(tree.keys() | anywhere <= self.names for tree, anywhere in reads)
         self.covered = reads if covers and isinstance(reads, tuple) else None
         return covers
@@ -159,7 +160,7 @@ def similar_key(
             if not clear and (found := _similar_in(value, keys, trees, anywhere, siblings)) is not None:
                 return "".join(f"/{step.replace('~', '~0').replace('/', '~1')}" for step in (*at, found))
             for key, below in value.items():
-                kind = type(below)  # of interest is a container with keys in it or below it
+                kind = type(below)  # only a container with keys in it or below it matters
                 if below if kind is dict else kind is list and not _CONTAINERS.isdisjoint(map(type, below)):
                     read = []
                     for tree in trees:

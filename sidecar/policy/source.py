@@ -1,4 +1,4 @@
-"""Loads models and rows, or reports everything that is wrong with them.
+"""Loads models and rows, or reports all their faults.
 
 `load_policy` reads every file, checks every row, and either returns one `PolicySource` or raises `PolicyError` with all
 faults. It reads files and nothing else: no clock, no network.
@@ -55,11 +55,11 @@ _CHECK_US = 0.5  # measured cost per row
 @dataclass(frozen=True, slots=True)
 class PolicySource:
     """A checked policy. `tables` are its rows, `indexes` the indexes over them, `conditions` the compiled `when` by
-    text; `domains` are the roles by domain, where a model has domains, and `roles` are then all of them together.
-    `stock` are the kinds that Casbin models of other forms decide; `casbin` and `attributes` are how they are asked.
+    text; `domains` are the roles by domain, if a model has domains, and `roles` are then those of all domains. `stock`
+    are the kinds that Casbin models of other forms decide; `casbin` and `attributes` determine their requests.
 
-    `revision` is the SHA-256 (hex) of what is decided on: models, rules with their ids and notes, roles and sets. It
-    does not depend on file names, the order of rows (except under the effect `priority`), or comments."""
+    `revision` is the SHA-256 (hex) of everything that affects decisions: models, rules with their ids and notes, roles
+    and sets. It does not depend on file names, the order of rows (except under the effect `priority`), or comments."""
 
     models: Mapping[PermissionKind, Model]
     tables: Mapping[PermissionKind, RowTable]
@@ -76,14 +76,14 @@ class PolicySource:
 
     @property
     def rules(self) -> Iterator[RuleRef]:
-        """All rules, kind by kind, in the order of their files; each is created on access. Those of Casbin models have
+        """All rules, kind by kind, in the order of their files; each is created on access. Rules of Casbin models have
         the policy's own names."""
         tables: Mapping[PermissionKind, Iterable[RuleRef]] = {**self.tables, **self.stock}
         return chain.from_iterable(tables[kind] for kind in PermissionKind if kind in tables)
 
     @property
     def own_rules(self) -> Iterator[RuleRef]:
-        """The rules of our own models, as `rules`."""
+        """The rules of the sidecar's own models, in the form of `rules`."""
         return chain.from_iterable(self.tables[kind] for kind in PermissionKind if kind in self.tables)
 
     def limited(self, most: int) -> tuple[RuleRef, ...]:
@@ -92,7 +92,7 @@ class PolicySource:
         return tuple(islice((table.rule(row) for table in tables for row in table.limited()), most))
 
     def ending(self, most: int, after_s: float) -> tuple[RuleRef, ...]:
-        """Returns up to `most` rows that expire after a time (seconds since the epoch), those that end first."""
+        """Returns up to `most` rows that expire after a time (seconds since the epoch), the earliest ones."""
         tables: Iterable[RowTable | StockTable] = (*self.tables.values(), *self.stock.values())
         found = ((end_s, row, table) for table in tables for row, end_s in table.ending(after_s))
         return tuple(table.rule(row) for _, row, table in nsmallest(most, found, key=itemgetter(0)))
@@ -129,7 +129,7 @@ def load_policy(
     attributes = _attributes(policies, draft) if tables else Attributes()
     filled = any(len(table) for table in draft.tables.values()) or any(len(table) for table in tables.values())
     if not (filled or any(not found.reads_rows for _, found in sources)) and not draft.faults.errors:
-        # Threats K1, K14: an empty policy is far more often a broken mount or a truncated file than intended.
+        # Threats K1, K14: an empty policy is nearly always a broken mount or a truncated file, and rarely intended.
         draft.faults.whole("P004", "no rule in any file", str(policies), "write at least one p row")
     links = {group: _links(group, draft) for group in ("g", "g2")}
     _check_doubles(draft)
@@ -145,7 +145,7 @@ def load_policy(
 
 
 def _files(policies: Path, draft: PolicyBuilder, named: Container[Path], rows: Path | None) -> Iterator[PolicyFile]:
-    """All files of rows but those that the settings name; those of `policy.csv` may come from an adapter."""
+    """All files of rows except those that the settings name. The files of `policy.csv` may come from an adapter."""
     for file in policy_files(policies, draft.faults, named):
         if rows is None or file.is_yaml or file.stem != POLICY:
             yield file
@@ -239,7 +239,7 @@ def _noted(table: RowTable, row: int) -> str:
 
 @dataclass(slots=True)
 class _StockModels:
-    """The Casbin models of a policy. `by_stem` are those whose rows stand under the policy folder, by the beginning of
+    """The Casbin models of a policy. `by_stem` are those whose rows are under the policy folder, by the beginning of
     the files' names, None for a model with faults; `files` are the files of rows that the settings name."""
 
     readers: list[StockReader] = field(default_factory=list)
@@ -299,7 +299,7 @@ def _read_folder(folder: Path, draft: PolicyBuilder, casbin: CasbinSettings) -> 
 def _read_own_model(
     kind: PermissionKind, folder: Path, draft: PolicyBuilder, casbin: CasbinSettings = NO_CASBIN
 ) -> StockReader | None:
-    """Reads the model of one kind. A Casbin model of another form than ours is returned."""
+    """Reads the model of one kind. Returns a Casbin model that is not one of the sidecar's."""
     path = folder / f"{kind.value}.conf"
     entries = _entries(path, folder, draft)
     if entries is None:
@@ -333,7 +333,7 @@ def _stock_reader_of(
 
 
 def _entries(path: Path, folder: Path | None, draft: PolicyBuilder) -> Mapping[str, ModelEntry] | None:
-    """Reads the entries of a model; None with faults."""
+    """Reads the entries of a model; None after faults."""
     before = len(draft.faults.errors)
     text = None if folder and leads_out(path, folder, draft.faults) else read_text(path, draft.faults)
     if text is None:
@@ -358,7 +358,7 @@ def _check_cost(draft: PolicyBuilder, folder: Path, casbin: CasbinSettings) -> N
     for kind, model in draft.models.items():
         plan, table = plan_of(model), draft.tables[kind]
         file, rows = str(folder / f"{kind.value}.conf"), len(table)
-        if kind is PermissionKind.GUARDRAIL and rows:  # its model is in no file
+        if kind is PermissionKind.GUARDRAIL and rows:  # a guardrail's model is in no file
             file = table.files[table.file[0]]
         if plan.foreign or rows:
             foreign = [part.text if isinstance(part, ForeignNode) else written(part) for part in plan.foreign]
@@ -413,7 +413,7 @@ def _read_file(file: PolicyFile, draft: PolicyBuilder, stock: _StockModels) -> N
             links.read(row)
         elif row.type != "p":
             draft.faults.error("P111", f"a {row.type} row belongs in roles.csv", row.line, hint="move it there")
-        elif kind in readers:  # else the model itself has the fault
+        elif kind in readers:  # otherwise the model itself has the fault
             readers[kind].read(row)
         elif any(kind in reader.kinds for reader in stock.readers):
             message, hint = "a Casbin model decides this kind", "its rows are in CSV files of its own"
@@ -421,7 +421,7 @@ def _read_file(file: PolicyFile, draft: PolicyBuilder, stock: _StockModels) -> N
 
 
 def _check_doubles(draft: PolicyBuilder) -> None:
-    """Reports duplicates: a rule without an id is named by its content, so each may exist only once."""
+    """Reports duplicates: a rule without an id is identified by its content, which must therefore be unique."""
     for table in draft.tables.values():
         first: dict[tuple[int, int, int], int] = {}
         for row, said in enumerate(zip(table.sub, table.obj, table.shape, strict=True)):
@@ -442,7 +442,7 @@ def _place_of(table: RowTable, row: int) -> Place:
 
 
 def _links(group: str, draft: PolicyBuilder) -> Mapping[str, RoleLinks]:
-    """Returns the links by domain, "" for all of them together. Reports cycles and chains that are too long."""
+    """Returns the links by domain; "" holds those of all domains. Reports cycles and chains that are too long."""
     found = draft.links[group]
     links = RoleLinks.of((member, container) for member, container, _ in found)
     cycle = links.cycle()

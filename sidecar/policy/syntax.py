@@ -1,9 +1,9 @@
 """Finds the inputs that a CEL expression reads.
 
-CEL's compiler returns its checked syntax tree as `cel.expr.CheckedExpr` in protobuf's wire form. Only six facts of it
-are needed, so the tree is walked in that form: field numbers are those of google/cel-spec `syntax.proto` and
-`checked.proto`, a published, stable format. (The parser of
-`protobuf` refuses trees that are nested 50 deep, as nested macros are.)
+CEL's compiler returns its checked syntax tree as `cel.expr.CheckedExpr` in protobuf's wire form. Only six facts are
+needed, so the tree is walked in that form: field numbers are those of google/cel-spec `syntax.proto` and
+`checked.proto`, a published, stable format. (The parser of `protobuf` refuses trees that are nested 50 deep, as nested
+macros are.)
 
 A read is a path from a variable: `args.repo` and `args['repo']` are ("args", "repo"); a computed key ends a path.
 """
@@ -28,7 +28,8 @@ _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 @dataclass(frozen=True, slots=True)
 class ReadPath:
     """One read of a variable. `offset` is its position in the text, in characters; `looped` is true inside a macro's
-    body, `ranged` if a macro iterates over it; `test` is `has`, or the function whose other arguments are constants."""
+    body, `ranged` if a macro iterates over it; `test` is `has`, or the name of a function whose other arguments are
+    constants."""
 
     path: Path
     offset: int
@@ -39,8 +40,8 @@ class ReadPath:
 
 @dataclass(frozen=True, slots=True)
 class CalledFunction:
-    """One call of a function or method. `first_argument` is what its receiver or first argument reads; `dynamic` is
-    true if any argument after that is not a constant."""
+    """One call of a function or method. `first_argument` is the path that its receiver or first argument reads;
+    `dynamic` is true if any argument after that is not a constant."""
 
     function: str
     first_argument: tuple[Path, ...]
@@ -50,9 +51,9 @@ class CalledFunction:
 
 @dataclass(slots=True)
 class Syntax:
-    """The facts found. `constants` are those of JSON; `sought` are the keys that `in` looks for; `inner` the names that
-    macros read of their items; `loops` is the nesting depth of macros; `loop_nodes` and `range_nodes` are the numbers
-    of nodes inside their bodies and inside their ranges."""
+    """The facts found. `constants` are those of JSON; `sought` are the keys that `in` searches for; `inner` are the
+    names that macros read from their items; `loops` is the nesting depth of macros; `loop_nodes` and `range_nodes` are
+    the numbers of nodes inside their bodies and inside their ranges."""
 
     reads: list[ReadPath] = field(default_factory=list)
     constants: list[Constant] = field(default_factory=list)
@@ -64,7 +65,7 @@ class Syntax:
     range_nodes: int = 0
 
     def tests(self, path: Path) -> set[str]:
-        """Returns the functions that set a path against constants; with "" if anything else reads it."""
+        """Returns the functions that set a path against constants; with "" if anything else reads the path."""
         reads = [read for read in self.reads if read.path[: len(path)] == path]
         return {read.test if read.path == path else "" for read in reads}
 
@@ -155,7 +156,7 @@ class _Walk:
 
 
 def path_of(expr: WireMessage) -> Path | None:
-    """Returns the path that an expression denotes: a variable, its fields, its constant string keys; else None."""
+    """Returns the path that an expression denotes: a variable, its fields, its constant string keys; otherwise None."""
     if _IDENT in expr:
         return (expr.one(_IDENT).text(1).lstrip("."),)
     if SELECT in expr:
@@ -167,7 +168,7 @@ def path_of(expr: WireMessage) -> Path | None:
 
 
 def _keyed(container: list[WireMessage], key: list[WireMessage]) -> Path | None:
-    """Returns the path of a constant string key in a container; None if either is something else."""
+    """Returns the path of a constant string key in a container; None if the key or the container is something else."""
     if len(container) != 1 or len(key) != 1 or _STRING_VALUE not in key[0].one(CONST):
         return None
     below = path_of(container[0])
@@ -175,7 +176,7 @@ def _keyed(container: list[WireMessage], key: list[WireMessage]) -> Path | None:
 
 
 def constants_in(expr: WireMessage) -> list[Constant]:
-    """Returns the constant that an expression is; nothing if it is none, or one that JSON does not have."""
+    """Returns the constant of an expression; empty for other expressions and for constants that JSON does not have."""
     match expr.one(CONST):
         case {1: [int()]}:
             return [None]

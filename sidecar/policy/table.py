@@ -1,9 +1,9 @@
 """Stores millions of rows compactly.
 
 Rows differ mainly in subject and object. Each distinct text is stored once, in sorted order; a row's other columns form
-its `TableShape`, each distinct one stored once; a row is five numbers in arrays, some 20 bytes. Notes (`#:`) take
+its `TableShape`, each distinct one stored once; a row is five numbers in arrays, about 20 bytes. Notes (`#:`) take
 memory only for rows that have them. A `RuleRef` is created on access. Tables are built by one writer and never change
-afterwards; their arrays and lists of texts are what the loading process sends to the serving one.
+afterwards; the loading process sends their arrays and lists of texts to the serving one.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from sidecar.vocabulary import ApprovalTerms, PermissionKind, RuleRef
 DENY, SHADOW, ENDS, ASKS, LIMITED = 1, 2, 4, 8, 16  # bits of `flags`
 _PER_SHIFT = 5
 _PER: tuple[Per, ...] = ("subject", "origin", "rule")
-MAX_RULES_KEPT = 4096  # RuleRef objects of rows that decide repeatedly
+MAX_RULES_KEPT = 4096  # RuleRef objects cached for rows that decide repeatedly
 
 
 class TableShape(NamedTuple):
-    """A row's other columns than subject and object. `use` is written out; `dom` is "" without domains."""
+    """The columns of a row except subject and object. `use` is expanded; `dom` is "" without domains."""
 
     act: str
     expires_at: str
@@ -134,7 +134,7 @@ class RowTable(RuleRows):
         self._ends: list[float | None] = []
 
     def add_shape(self, shape: TableShape) -> int:
-        """Returns the number of a new shape. The caller keeps the numbers of the shapes it has added."""
+        """Returns the number of a new shape. The caller stores the numbers of the shapes that it has added."""
         self.shapes.append(shape)
         self.shape_flags.append(shape.flags)
         self._ends.append(shape.end)
@@ -168,7 +168,7 @@ class RowTable(RuleRows):
         return text
 
     def content(self, row: int) -> str:
-        """Returns the content of a row, independent of the order of columns and of its position."""
+        """Returns the content of a row, independent of the order of columns and of the row's position."""
         texts = self.texts.texts
         return "\x1f".join((self.kind.value, texts[self.sub[row]], texts[self.obj[row]], *self.shapes[self.shape[row]]))
 
@@ -198,7 +198,7 @@ class RowTable(RuleRows):
 
     def ending(self, after_s: float) -> Iterator[tuple[int, float]]:
         shapes = {number for number, end_s in enumerate(self._ends) if end_s is not None and end_s > after_s}
-        if shapes:  # otherwise no row need be looked at
+        if shapes:  # otherwise no row needs to be read
             yield from ((row, self.end_of(row)) for row, shape in enumerate(self.shape) if shape in shapes)
 
     def in_shadow(self) -> Iterator[int]:
@@ -232,7 +232,7 @@ _NO_NOTES = RowNotes()
 
 
 def places_of(column: array[int], number: int) -> Iterator[int]:
-    """Yields where a number stands in a column, in order. Searches its bytes, in a millisecond for a million rows."""
+    """Yields the positions of a number in a column, in order. Searching a million rows takes a millisecond."""
     content, size = column.tobytes(), column.itemsize
     sought = number.to_bytes(size, sys.byteorder)
     at = content.find(sought)

@@ -1,9 +1,9 @@
 """Reads large policies in a separate process, so that calls are not delayed.
 
 Reading a million rows takes seconds of one core, and a thread would take them from the event loop. The process reads,
-checks and sorts, and sends back the finished arrays. It ends with its parent, however the parent
-ends: Linux ends it with the thread that waits for it; elsewhere it exits when its input is closed, as soon as its
-interpreter is free. A small policy is read in this process.
+checks and sorts, and sends back the finished arrays. It ends with its parent, however the parent ends: on Linux the
+kernel ends it with the thread that waits for it; on other systems it exits when its input is closed, as soon as its
+interpreter is free. A small policy is read in the serving process.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from sidecar.vocabulary import PermissionKind
 if TYPE_CHECKING:
     from sidecar.policy.stock.reading import StockSource
 
-SMALL_BYTES = 256 * 1024  # some 3,000 rows, a tenth of a second
+SMALL_BYTES = 256 * 1024  # about 3,000 rows, a tenth of a second
 DEADLINE_S = 120.0
 NICENESS = 5  # calls take precedence
 BEGINNING = """\
@@ -47,7 +47,8 @@ os._exit(0)  # a thread reads the input, for which a normal end would wait
 
 
 class PolicyReading:
-    """A load that a thread waits for. Each method writes before it reads, so that one of them sees the other."""
+    """A load that a thread waits for. Each method writes before it reads, so that at least one of two concurrent ones
+    sees the other's change."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
@@ -78,7 +79,8 @@ def load_policy_aside(
     """Runs `load_policy` in a separate process if there are more than `small_bytes` to read. Blocks: call it in a
     thread; `reading` can abandon the wait.
 
-    Raises PolicyError, also when the process fails or takes longer than two minutes; OSError if none can be started."""
+    Raises PolicyError, also when the process fails or takes longer than two minutes; OSError if the process cannot be
+    started."""
     if _size(models, policies, casbin.rows) <= small_bytes:
         return load_policy(models, policies, scopes=scopes, names=names, agent_ids=agent_ids, casbin=casbin)
     options = {"scopes": scopes, "names": names, "agent_ids": dict(agent_ids), "casbin": casbin}
@@ -102,7 +104,8 @@ def process_aside(
 ) -> Iterator[tuple[IO[bytes], IO[bytes]]]:
     """Runs `serve_order` of a module in a separate process; yields its input and its output. It is killed at the end,
     and after `deadline_s`: its output then ends. Blocks: call it in a thread."""
-    # -P: no module is imported from the working directory. The new session keeps a terminal's signals from the process.
+    # -P: no module is imported from the working directory. In a session of its own, the process receives no signals of
+    # a terminal.
     command = [sys.executable, "-P", "-c", BEGINNING, module]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
     assert process.stdin is not None
@@ -117,7 +120,7 @@ def process_aside(
         killer.cancel()
         process.kill()
         for pipe in (process.stdin, process.stdout):
-            with suppress(OSError):  # what the process did not read
+            with suppress(OSError):  # input that the process did not read
                 pipe.close()
         process.wait()
 
@@ -144,14 +147,14 @@ def serve_order(orders: IO[bytes], out: IO[bytes]) -> None:
 
 
 def give_way(orders: IO[bytes]) -> None:
-    """Ends this process when its input is closed, and let calls take precedence. The order was read."""
+    """Ends this process when its input is closed, and gives precedence to calls. The order is already read."""
     threading.Thread(target=_end_with, args=(orders,), daemon=True).start()
     with suppress(OSError):
         os.nice(NICENESS)
 
 
 def _end_with(orders: IO[bytes]) -> None:
-    """Ends the process when its input is closed: the parent no longer waits for the result."""
+    """Ends the process when its input is closed, because the parent then does not wait for the result."""
     orders.read(1)
     os._exit(1)
 

@@ -1,7 +1,7 @@
 """Reads roles and sets from policy YAML.
 
 Both sections have two forms: a mapping of containers to their members, and a list, which can also hold owners, reasons,
-domains, and the seed's capabilities.
+domains, and the capabilities of the original data models.
 """
 
 from __future__ import annotations
@@ -77,8 +77,8 @@ class YamlLinkReader:
     def capabilities(
         self, role: CsvField, node: YamlNode | None, notes: Mapping[str, CsvField], entry: YamlNode
     ) -> Iterator[Found]:
-        """Returns what the file maps a capability to. By default the seed's `github.commits.list` is `use` on
-        tool:github/commits.list: the first dot splits."""
+        """Returns the objects that the file maps a capability to. By default, a capability `github.commits.list` in the
+        form of the original data models is `use` on tool:github/commits.list: the text is split at the first dot."""
         kind = PermissionKind.AGENT_TO_TOOL
         dash = self.values.implied(NONE, entry.span)
         use, allow, granted = same_place(dash, USE), same_place(dash, "allow"), set[str]()
@@ -92,15 +92,15 @@ class YamlLinkReader:
                 continue
             columns = self.columns.get(kind, COLUMNS)
             for obj in self.mapped.get(capability.text) or (self.tool_of(capability, found[1], found[2]),):
-                if obj.text in granted:  # another capability of the role also grants it
+                if obj.text in granted:  # another capability of the role also grants the object
                     continue
                 granted.add(obj.text)
                 fields = {"sub": role, "obj": obj, "act": use, "eft": allow}
                 yield kind, CsvRow("p", tuple(fields.get(column, dash) for column in columns), line, notes, line)
 
     def tool_of(self, capability: YamlField, server: str, tool: str) -> YamlField:
-        """Returns the tool named like a capability. Warns about a name that looks like a verb, or that occurs beside
-        mapped capabilities, since it may stand for more than one tool."""
+        """Returns the tool named like a capability. Warns about a name that looks like a verb, or that occurs next to
+        mapped capabilities, because it may stand for more than one tool."""
         obj = "tool:*" if capability.text == "*.*" else f"tool:{server}/{tool}"
         if "*" not in obj and (self.mapped or tool in VERBS):
             message = f"{shown(capability.text)} has no definition, and grants {obj} only"

@@ -2,17 +2,17 @@
 
     rules    p rows of any kind. A rule with several subjects or objects is several rows of one rule: the first has the
              notes (`id` …), the others the note `part_of`, which names that id
-    roles    g rows: {role: [members]}, or the seed's list of {role, capabilities, members}, there also with a domain
+    roles    g rows: {role: [members]}, or the original list of {role, capabilities, members}, there also with a domain
     sets     g2 rows: {set: [objects]}, or a list of {set, objects}
-    permissions    the seed's permissions, as rules (`yaml_seed.py`); their keys may stand in rules, too
+    permissions    the original permissions, as rules (`yaml_seed.py`); rules may also have their keys
     capabilities   the objects of capabilities that are not tool names: {github.read: [objects]}
 
 The rows look like those of CSV: each `CsvField` holds the positions of its characters in the YAML file. Ambiguous YAML
-(`yes`, `0x10`, anchors, tags, two documents) is refused by the project's YAML reader with codes Y001 to Y012; what a
-rule cannot be is P501 to P511 here; the content of its fields is checked with all other rows.
+(`yes`, `0x10`, anchors, tags, two documents) is refused by the project's YAML reader with codes Y001 to Y012; invalid
+rules have the codes P501 to P511; the content of their fields is checked with all other rows.
 
     P501  wrong type        P504  wrong version       P507  a capability without a dot     P510  too many rows
-    P502  unknown key       P505  wrong word          P508  said twice
+    P502  unknown key       P505  wrong value         P508  said twice
     P503  missing key       P506  empty               P509  part_of another rule   P511  an unmapped capability
 """
 
@@ -38,24 +38,24 @@ from sidecar.policy.yaml_values import ScalarOffsets, Values, YamlField, same_pl
 from sidecar.settings.yaml_nodes import YamlNode, compose, lines_of
 from sidecar.vocabulary import DELEGATE, PermissionKind
 
-MAX_BYTES = 32 * 1024 * 1024  # some 200,000 rules, which take some 800 MB to read; CSV has no such cost
+MAX_BYTES = 32 * 1024 * 1024  # about 200,000 rules, which take about 800 MB to read; CSV has no such cost
 MAX_ROWS_OF_RULE = 10_000  # subjects times objects of one rule
 SECTIONS = ("version", "rules", "permissions", "roles", "sets", "capabilities")
 RULE_NOTES = ("id", *LINK_NOTES, "per", "shadow")
 PERMISSION_TYPES = ("call", "delegate")
 KEY_OF: Mapping[str, str] = {"sub": "subject", "obj": "object", "act": "actions", "eft": "effect"}
-"""The key of a column, where it is not the column's own name."""
+"""The key of a column, if it differs from the column's name."""
 
 _KINDS = tuple(kind.value for kind in PermissionKind)
 _OWN_KEYS = ("kind", "permission_type", "part_of", "approval", *RULE_NOTES)
 APPROVAL_KEYS: Mapping[str, str] = {"by": "approval", "within": "within", "valid": "valid", "reason": "approval_reason"}
-"""The notes of CSV that the keys of `approval` stand for."""
+"""The notes of CSV for the keys of `approval`."""
 _NHI_KINDS = (PermissionKind.USER_TO_NHI, PermissionKind.NHI_TO_NHI)
 
 
 def policy_schema() -> dict[str, Any]:
     """Returns the JSON Schema of one file. It is no stricter than the reader; `sidecar policy check` also checks
-    relations between values (a part below its rule, a condition that compiles, unique ids)."""
+    relations between values (`part_of` below its rule, conditions that compile, unique ids)."""
     schema: dict[str, Any] = orjson.loads(Path(__file__).with_name("policy.schema.json").read_bytes())
     return schema
 
@@ -63,8 +63,8 @@ def policy_schema() -> dict[str, Any]:
 def parse_yaml(
     file: str, text: str, faults: Faults, columns: Columns | None = None, agent_ids: Mapping[str, str] | None = None
 ) -> Iterator[Found]:
-    """Yields every well-formed row with its kind (None for g and g2), in file order; all else is a fault. `columns` are
-    those of the kinds' models, by default the built-in ones; `agent_ids` maps UUIDs to agents' names."""
+    """Yields every well-formed row with its kind (None for g and g2), in file order; everything else is a fault.
+    `columns` are those of the kinds' models, by default the built-in ones; `agent_ids` maps UUIDs to agents' names."""
     if len(text) > MAX_BYTES:
         hint = "split it, or write the rules as CSV: sidecar policy convert"
         faults.whole("P510", f"larger than {MAX_BYTES // 2**20} MiB", file, hint)
@@ -81,7 +81,7 @@ def parse_yaml(
 
 
 def _mended(fault: Fault) -> Fault:
-    """Adds a hint for words that policies often contain and YAML reads as another type."""
+    """Adds a hint for texts that policies often contain and that YAML reads as another type."""
     if (fault.code == "Y008" and " is an alias" in fault.message) or "scanning an alias" in fault.message:
         return replace(fault, hint='a text that begins with * must be quoted: "*"')
     if "block sequence entries are not allowed" in fault.message:
@@ -90,7 +90,7 @@ def _mended(fault: Fault) -> Fault:
 
 
 class _Rule(NamedTuple):
-    """A rule that was read: what its rows have in common, and the subjects and objects in which they differ."""
+    """A rule that was read: the common part of its rows, and the subjects and objects in which they differ."""
 
     kind: PermissionKind
     line: SourceLine
@@ -168,7 +168,7 @@ class _YamlReader:
         yield from self.rows(rule, subjects, objects, node, notes)
 
     def approval(self, said: Mapping[str, YamlNode]) -> dict[str, CsvField] | None:
-        """Returns the notes that `approval` stands for; None after a fault."""
+        """Returns the notes for `approval`; None after a fault."""
         if "approval" not in said:
             return {}
         terms = self.values.mapping(said["approval"], "approval", tuple(APPROVAL_KEYS), needed=("by",))
@@ -179,7 +179,8 @@ class _YamlReader:
         return notes if "approval" in notes and len(notes) == len(found) else None
 
     def part(self, node: YamlNode) -> Iterator[Found]:
-        """Yields further subjects and objects of the rule above, where not every subject has every object."""
+        """Yields the rows for further subjects and objects of the rule above, for rules in which not every subject has
+        every object."""
         said = self.values.mapping(node, "a part", ("part_of", "subject", "object"), ("subject", "object"))
         if said is None:
             return
@@ -250,10 +251,11 @@ class _RuleColumns:
         return effect
 
     def actions(self, effect: str) -> YamlField | None:
-        """Returns the `|` list. Without actions a rule allows `use` and denies everything: each the safer default.
+        """Returns the `|` list. Without actions, an allow rule covers `use` and a deny rule everything, which is the
+        safer default in each case.
 
-        The seed's permission_type `delegate` adds `delegate`; `call` is the actions as written, and without them lends
-        nothing (CONTRACT 1.3)."""
+        The original permission_type `delegate` adds `delegate`. `call` means the actions as written; without actions it
+        lends nothing (CONTRACT 1.3)."""
         values, said = self.values, self.said
         kept: list[YamlField] | None = [values.implied(USE if effect == "allow" else "*", self.node.span)]
         if "actions" in said:

@@ -1,12 +1,12 @@
-"""Reads the seed's permissions in policy YAML as rules.
+"""Reads the permissions of the original data models in policy YAML as rules.
 
     NhiNhiPermission   source_id, target_id, permission_type, allowed_actions     nhi_to_nhi
     NhiUserPermission  user_id, nhi_id                                            user_to_nhi
     NhiToolPermission  agent_id, tool_id                                          agent_to_tool
 
-Its keys are aliases of a rule's keys, and determine the kind. An id that is a bare UUID has the kind that the
-permission has in that place; an id that is the `a2a.agent_id` of an agent is that agent, by the name used in calls. A
-tool has no UUID here, so `tool_id` names a tool as rules do.
+Its keys are aliases of a rule's keys, and determine the kind. A bare UUID gets the kind that the permission has in that
+place. The `a2a.agent_id` of an agent stands for that agent's name in calls. Tools have no UUID here, so `tool_id` names
+a tool like in rules.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from sidecar.vocabulary import PermissionKind
 
 
 class _Key(NamedTuple):
-    """The rule key that one of the seed's keys stands for, the kind of its permission, and the kind of a UUID there."""
+    """One key of the original permissions: the rule key that it stands for, the kind of its permission, and the kind of
+    a UUID there."""
 
     name: str
     kind: PermissionKind
@@ -45,8 +46,8 @@ _UUID: Final = re.compile(r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}
 
 
 class Permission(NamedTuple):
-    """A rule under the keys used here. `kind` is determined by the seed's keys, None where there are none; `prefixes`
-    are the kinds of bare UUIDs, by key name."""
+    """A rule under the keys used here. The original keys determine `kind`, which is None without them; `prefixes` are
+    the kinds of bare UUIDs, by key name."""
 
     node: YamlNode
     kind: PermissionKind | None
@@ -54,7 +55,7 @@ class Permission(NamedTuple):
 
 
 def permission_from(values: Values, node: YamlNode) -> Permission | None:
-    """Returns a rule, or one of the seed's permissions as a rule. None after a fault."""
+    """Returns a rule; an original permission becomes a rule. None after a fault."""
     said = node.value if isinstance(node.value, dict) else {}
     ids = {key: IDS[key] for key in said if key in IDS}
     if not ids and ACTIONS not in said:
@@ -66,7 +67,7 @@ def permission_from(values: Values, node: YamlNode) -> Permission | None:
     renamed: dict[str, YamlNode] = {}
     for key, child in said.items():
         if ids and key in NULLABLE and child.value is None:
-            continue  # as in a JSON export of the seed's model
+            continue  # as in a JSON export of the original model
         name = "actions" if key == ACTIONS else ids[key].name if key in ids else key
         if name in renamed:
             values.fault("P508", f"{key} is another name of {name}", child.key or child.span, "keep one")
@@ -81,7 +82,7 @@ def permission_from(values: Values, node: YamlNode) -> Permission | None:
 
 
 def with_kind(values: Values, found: Sequence[YamlField] | None, prefix: str | None) -> list[YamlField] | None:
-    """Returns the ids, each bare UUID prefixed with its kind; None after a fault, or for None."""
+    """Returns the ids, with a bare UUID prefixed by its kind; None after a fault, or for None."""
     if found is None or prefix is None:
         return None if found is None else [*found]
     named: list[YamlField] = []

@@ -2,7 +2,7 @@
 
 Each reader returns the value with its place, or None after a fault, so that all faults of a file are reported together.
 A scalar may be quoted, escaped, folded over several lines, or be one of a list that becomes one field. `ScalarOffsets`
-record where its runs of characters begin, so that a fault inside a condition points at the character itself.
+records where its runs of characters begin, so that a fault inside a condition points at the exact character.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from sidecar.policy.faults import Faults, SourceLine, meant, shown
 from sidecar.policy.rows import CsvField, hidden_character
 from sidecar.settings.yaml_nodes import YamlNode, YamlSpan
 
-# Keys that other systems and the seeds use.
+# Keys of other systems and of the original data models.
 _OTHERS_SAY: Mapping[str, str] = {
     "principal": "subject",
     "resource": "object",
@@ -124,7 +124,7 @@ class Values:
         return None
 
     def word(self, said: Mapping[str, YamlNode], key: str, known: Sequence[str], hint: str) -> YamlField | None:
-        """Returns one of the known words; None after a fault, or without the key."""
+        """Returns one of the known keywords; None after a fault, or without the key."""
         found = self.text(said[key], key) if key in said else None
         if found is None or found.text in known:
             return found
@@ -157,7 +157,7 @@ class Values:
         return YamlField(text, span.column, span.width, places=places)
 
     def implied(self, text: str, span: YamlSpan) -> YamlField:
-        """Returns an implied text, with the place of what implies it."""
+        """Returns an implied text, with the place of the text that implies it."""
         place = ScalarOffsets(0, self.line(span.line), span.column)
         return YamlField(text, span.column, span.width, places=(place,))
 
@@ -220,7 +220,7 @@ def _flow(
     yield ScalarOffsets(0, line, column)
     source, at = line.text.rstrip(), column - 1
     for offset, character in enumerate(text):
-        if at >= len(source):  # the line break that reads as a blank
+        if at >= len(source):  # the line break is read as a blank
             line = next(following, line)
             source, at = line.text.rstrip(), len(line.text) - len(line.text.lstrip())
             yield ScalarOffsets(offset + 1, line, at + 1)

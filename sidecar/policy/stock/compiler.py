@@ -1,7 +1,7 @@
 """Compiles checked expressions to Python functions.
 
-A compiled function computes what simpleeval computes, because it is made of the same operators in the same order; only
-attributes, functions and what can grow without bound become calls of ours.
+A compiled function computes the same value as simpleeval, because it uses the same operators in the same order. Only
+attributes, functions and operations that can grow without bound become calls of the sidecar's functions.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from sidecar.policy.stock.functions import (
 MAX_TEXT_CHARS: Final = 100_000  # of a text that an expression builds, as in simpleeval
 MAX_NUMBER_BITS: Final = 8_192  # of a product
 MAX_ALTERNATIVES: Final = 8  # of each part of a matcher's disjunction; each has an index
-MAX_RULES: Final = 16_384  # compiled texts of `eval` that are kept
+MAX_RULES: Final = 16_384  # compiled texts of `eval` that are cached
 
 
 def read_expression(text: str, names: Definitions, roles: Mapping[str, Callable[..., bool]]) -> Expression:
@@ -66,7 +66,7 @@ def read_expression(text: str, names: Definitions, roles: Mapping[str, Callable[
 
 
 def uncompiled_rule(text: str, names: Definitions) -> str:
-    """Returns why a rule for `eval` is not compiled; "" if it is. Raises BadExpressionError."""
+    """Returns why a rule for `eval` is not compiled; "" if it is compiled. Raises BadExpressionError."""
     reader = MatcherReader(names, text, rule=True)
     try:
         reader.read()
@@ -121,7 +121,7 @@ class _MatcherCompiler:
                 return function(r, p)
             except EvaluationError:
                 raise
-            except Exception as error:  # of operators on values of any type
+            except Exception as error:  # operators accept values of any type and can raise anything
                 raise EvaluationError(type(error).__name__) from None
 
         return guarded
@@ -245,7 +245,7 @@ class _Rewriter(ast.NodeTransformer):
         return _calls(name, *arguments)
 
     def _variant(self, name: str, node: ast.Call) -> str:
-        """Returns the function, or that for patterns which requests give."""
+        """Returns the function, or its variant for patterns from requests."""
         if name not in COMPILED:
             return name
         read = [each.id for each in ast.walk(node.args[1]) if isinstance(each, ast.Name)]
@@ -274,13 +274,13 @@ def _called(name: str, compiled: Callable[[str], Callable[..., Any]]) -> Callabl
 
 
 def _key_of_any(value: Any, pattern: str) -> bool:
-    """keyMatch of an attribute that is no text."""
+    """keyMatch for an attribute that is not text."""
     head, star, _ = pattern.partition("*")
     return bool((value[: len(head)] if len(value) > len(head) else value) == head if star else value == pattern)
 
 
 def _all_functions() -> Iterator[tuple[str, Callable[..., Any]]]:
-    """Yields the functions of expressions, and those that keep few patterns, for patterns that requests give."""
+    """Yields the functions of expressions, and those that cache few patterns, for patterns from requests."""
     yield "who", patterns.who
     yield "timeMatch", time_match
     for name, compiled in COMPILED.items():
@@ -328,7 +328,7 @@ def _modulo(one: Any, other: Any) -> Any:
 
 
 def _truth(value: Any) -> bool:
-    """Returns the outcome of a matcher as pycasbin takes it."""
+    """Returns the outcome of a matcher in pycasbin's terms."""
     if isinstance(value, bool):
         return value
     if isinstance(value, float):

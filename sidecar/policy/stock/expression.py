@@ -1,19 +1,20 @@
 """Reads Casbin matchers, and the rules of rows.
 
 A matcher is parsed in Casbin's way (`&&`, `||` and `!` become Python's operators, `r.sub` the name `r_sub`). An
-allow-list of syntax decides what is compiled; all else is left to pycasbin (`Expression.foreign` says why).
+allow-list of syntax determines what is compiled. pycasbin evaluates everything else (`Expression.foreign` gives the
+reason).
 
 pycasbin tries the rows in order, stops when its effect is decided, and refuses the request if an evaluation fails. To
-find rows through an index without changing that, the parts of a matcher are told apart:
+find rows through an index without changing that, the parts of a matcher are classified:
 
     total     cannot fail: comparisons of texts, roles, functions whose patterns were checked when the policy was loaded
     dynamic   reads attributes or the time, which differ from call to call, or a rule in a row (`eval`)
 
-Of each alternative of the matcher (`Alternative`), the total parts before the first one that can fail may be asked in
-any order: they choose the rows for which the whole matcher is evaluated.
+In each alternative of the matcher (`Alternative`), the total parts before the first part that can fail may be evaluated
+in any order: they select the rows for which the whole matcher is evaluated.
 
-What could take long or grow without bound is refused when the policy is loaded: powers, shifts, formatted texts, loops
-and long or deeply nested expressions. What pycasbin could never evaluate is refused there too.
+Expressions that could take long or grow without bound are refused when the policy is loaded: powers, shifts, formatted
+texts, loops and long or deeply nested expressions. So are expressions that pycasbin could never evaluate.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ MAX_EXPRESSION_CHARS: Final = 32_768
 MAX_DEPTH: Final = 60  # of nested parts and brackets
 # The values of a request that are texts; all others are attributes, of any type.
 Text = Literal["sub", "dom", "obj", "act"]
-_WORDS: Final[Mapping[Text, Sequence[Sequence[str]]]] = {  # those of one list before those of the next
+_WORDS: Final[Mapping[Text, Sequence[Sequence[str]]]] = {  # earlier lists take precedence
     "sub": (("sub", "subject", "user"), ("username", "user_id", "caller", "principal")),
     "dom": (("dom", "domain", "tenant"), ("org", "organization", "namespace")),
     "obj": (("obj", "object"), ("resource", "res", "path", "url", "uri", "data", "thing")),
@@ -52,7 +53,7 @@ Evaluate = Callable[[Sequence[Any], Sequence[str]], Any]
 @lru_cache
 def text_fields(fields: tuple[str, ...]) -> Mapping[str, Text]:
     """Returns which fields of a request, or columns, are the subject, the domain, the object and the action: for each,
-    the first that has a usual name."""
+    the first with a usual name."""
     found: dict[str, Text] = {}
     for text, lists in _WORDS.items():
         name = next((name for words in lists for name in fields if name in words), None)
@@ -62,17 +63,17 @@ def text_fields(fields: tuple[str, ...]) -> Mapping[str, Text]:
 
 
 def place_of(text: Text, fields: tuple[str, ...]) -> int | None:
-    """Returns the position of the field or column that is a text; None if none is."""
+    """Returns the position of the field or column that is a text; None if there is none."""
     return next((at for at, name in enumerate(fields) if text_fields(fields).get(name) == text), None)
 
 
 class EvaluationError(Exception):
-    """The evaluation failed, and so the request is refused."""
+    """The evaluation failed, so the request is refused."""
 
 
 class BadExpressionError(Exception):
-    """A matcher or a rule that is no expression, or names what does not exist. `token` is the text at fault, as it is
-    written there; "" if it is the whole."""
+    """A matcher or a rule that is not an expression, or that names something that does not exist. `token` is the wrong
+    text as written; "" for the whole expression."""
 
     def __init__(self, message: str, token: str = "", hint: str = "") -> None:
         super().__init__(message)
@@ -85,7 +86,7 @@ def is_refused(attribute: str) -> bool:
 
 
 class Attributed(str):
-    """A value of a request with attributes: in comparisons and functions it is its text. pycasbin reads the attributes
+    """A value of a request with attributes. In comparisons and functions it is its text; pycasbin reads its attributes
     as those of the object."""
 
     __slots__ = ("attributes",)
@@ -104,7 +105,7 @@ class Attributed(str):
 
 
 class Kind(Enum):
-    """What is known of a value's type."""
+    """The known facts about a value's type."""
 
     TEXT = "text"
     NUMBER = "number"
@@ -127,8 +128,7 @@ class Part(NamedTuple):
 
 class ColumnTest(NamedTuple):
     """A comparison of one value of the request with one column: by `==`, a role definition, or a pattern function.
-    `domain` is the position of the domain in which roles are asked. With a `constant`, it takes the place of the
-    value."""
+    `domain` is the position of the domain in which roles are asked. A `constant` replaces the value."""
 
     place: int
     column: int
@@ -138,9 +138,9 @@ class ColumnTest(NamedTuple):
 
 
 class Alternative(NamedTuple):
-    """One part of a disjunction. A row can make it true, or make it fail, only if `asked`, which reads the request
-    alone, is true, and the row has fitting values for each of `facets`. `places` are the positions of the values that
-    `asked` reads. It `is_asked` if it reads the request alone, and so is true of every row or of none."""
+    """One part of a disjunction. A row can make it true, or make it fail, only if `asked`, which reads only the
+    request, is true, and the row has fitting values for each of `facets`. `places` are the positions of the values that
+    `asked` reads. If it `is_asked`, it reads only the request, so it is true for every row or for none."""
 
     facets: tuple[ColumnTest, ...]
     asked: Evaluate | None
@@ -162,8 +162,8 @@ class Definitions:
 
 @dataclass(frozen=True, slots=True)
 class Expression:
-    """A matcher. `run` evaluates it whole; it is None where pycasbin has to, because of `foreign`. `reads_rows` is
-    false if it reads no column."""
+    """A matcher. `run` evaluates it as a whole; None if pycasbin must evaluate it, because of `foreign`. `reads_rows`
+    is false if it reads no column."""
 
     alternatives: tuple[Alternative, ...]
     run: Evaluate | None
@@ -171,12 +171,12 @@ class Expression:
     dynamic: bool
     reads_rows: bool
     patterns: tuple[tuple[str, int], ...]
-    """The functions whose pattern is a column, with that column: their patterns are checked when rows are loaded."""
+    """The functions whose pattern is a column, with that column. Their patterns are checked when rows are loaded."""
     rules: tuple[int, ...]
     """The columns that hold rules for `eval`."""
     foreign: str = ""
     static: Evaluate | None = None
-    """False for a row that matches in no call, whatever is dynamic; None if that cannot be told."""
+    """Returns false for a row that matches in no call, whatever the dynamic parts yield; None if that is unknown."""
 
 
 class NotCompiledError(Exception):
@@ -184,8 +184,8 @@ class NotCompiledError(Exception):
 
 
 def _in_python(text: str, *, rule: bool) -> str:
-    """Returns an expression as pycasbin hands it to Python's parser (`util.escape_assertion`, `util.remove_comments`,
-    `CoreEnforcer._get_expression`)."""
+    """Returns an expression in the form that pycasbin passes to Python's parser (`util.escape_assertion`,
+    `util.remove_comments`, `CoreEnforcer._get_expression`)."""
     for side in ("p", "r"):
         if found := re.search(rf"\b{side}(\d*)\.", text):
             text = re.sub(rf"\b{side}{found[1]}\.", f"{side}{found[1]}_", text)
@@ -221,7 +221,7 @@ _NAMES: Mapping[type[ast.AST], str] = {
     ast.ListComp: "a loop", ast.GeneratorExp: "a loop", ast.DictComp: "a loop", ast.SetComp: "a loop",
     ast.keyword: "a named argument",
 }  # fmt: skip
-# Methods of texts that are compiled, with the most arguments that they take, and the kind of their value.
+# Methods of texts that are compiled, with their maximum number of arguments and the kind of their value.
 _METHODS: Mapping[str, tuple[range, Kind]] = {
     "startswith": (range(1, 2), Kind.BOOL), "endswith": (range(1, 2), Kind.BOOL), "lower": (range(1), Kind.TEXT),
     "upper": (range(1), Kind.TEXT), "casefold": (range(1), Kind.TEXT), "strip": (range(2), Kind.TEXT),
@@ -235,12 +235,12 @@ _ARGUMENTS_OF: Mapping[str, int] = {
     "who": 3,
     "timeMatch": 2,
 }
-# Calls that are conditions of their own beside the matcher: they read these columns and `ctx`.
+# Calls that are conditions in addition to the matcher. They read these columns and `ctx`.
 _BESIDE: Mapping[str, tuple[str, ...]] = {"live": ("expires_at",), "holds": ("when", "eft")}
 
 
 class MatcherReader:
-    """Checks an expression and tells what each part may do. `patterns`, `rules` and `reads_rows` are as those of
+    """Checks an expression and determines what each part may do. `patterns`, `rules` and `reads_rows` are those of
     `Expression`."""
 
     def __init__(self, names: Definitions, text: str, *, rule: bool = False) -> None:
@@ -253,14 +253,14 @@ class MatcherReader:
         self._columns = {f"p{names.suffix}_{name}": at for at, name in enumerate(names.columns)}
 
     def read(self) -> Part:
-        """Reads the expression. Raises BadExpressionError, and NotCompiledError for what only pycasbin evaluates, whose
-        patterns and rules are checked nevertheless."""
+        """Reads the expression. Raises BadExpressionError, and NotCompiledError for an expression that only pycasbin
+        evaluates; its patterns and rules are still checked."""
         tree = self._tree()
         try:
             return self.node(tree)
         except NotCompiledError:
             for node in ast.walk(tree):
-                if isinstance(node, ast.Mod):  # which formats the texts of attributes too
+                if isinstance(node, ast.Mod):  # `%` also formats texts of attributes
                     raise self._formatted() from None
                 if isinstance(node, ast.Call):
                     with suppress(NotCompiledError):
@@ -268,12 +268,13 @@ class MatcherReader:
             raise
 
     def _tree(self) -> ast.expr:
-        """Parses the expression. Raises BadExpressionError for what neither pycasbin nor we evaluate."""
+        """Parses the expression. Raises BadExpressionError for a text that neither pycasbin nor the sidecar
+        evaluates."""
         if len(self._text) > MAX_EXPRESSION_CHARS:
             raise BadExpressionError(f"an expression has at most {MAX_EXPRESSION_CHARS} characters")
         try:
             tree = parsed(self._python)
-            if self._is_rule:  # pycasbin puts it in brackets, where no comment may end it
+            if self._is_rule:  # pycasbin puts it in parentheses, in which a comment would hide the end
                 parsed(f"({self._python})")
         except SyntaxError as error:
             raise self._syntax_error(error) from None
@@ -293,7 +294,7 @@ class MatcherReader:
         return BadExpressionError(f"this is not an expression{reason[:100]}", token, "check the brackets and operators")
 
     def _token(self, word: str) -> str:
-        """Returns a word of the Python form as it stands in the text."""
+        """Returns the original spelling of a name of the Python form."""
         dotted = re.sub(r"^([pr]\d*)_", r"\1.", word)
         return dotted if dotted in self._text else word if word in self._text else ""
 
@@ -321,7 +322,7 @@ class MatcherReader:
         return True
 
     def _check(self, tree: ast.expr) -> None:
-        """Raises BadExpressionError for names that do not exist, and for what is never evaluated."""
+        """Raises BadExpressionError for names that do not exist, and for parts that are never evaluated."""
         methods = {id(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
         for node in ast.walk(tree):
             match node:
@@ -466,7 +467,7 @@ class MatcherReader:
         return joined(tree, kind, parts, total=total)
 
     def _is_checked(self, function: str, pattern: Part) -> bool:
-        """Whether a pattern is known when the policy is loaded. Raises BadExpressionError for a bad one."""
+        """Whether a pattern is known when the policy is loaded. Raises BadExpressionError for an invalid one."""
         match pattern.tree:
             case ast.Constant(value=str(text)):
                 try:

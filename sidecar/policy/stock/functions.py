@@ -1,19 +1,19 @@
 """Casbin's matching functions, compiled once for each pattern.
 
-Each function decides as the function of that name in pycasbin 2.8 does, for texts without line breaks (`\\b` knows the
-words of ASCII alone). Regular expressions and globs run on RE2, which is linear in the text; a pattern that RE2 or
-pycasbin cannot compile is an error of the policy, reported when it is loaded.
+Each function decides like pycasbin 2.8's function of that name, for texts without line breaks (`\\b` knows ASCII words
+only). Regular expressions and globs run on RE2, which is linear in the text. A pattern that RE2 or pycasbin cannot
+compile is an error of the policy, reported when it is loaded.
 
     keyMatch    one `*`, which ends the pattern         ipMatch     an address or a network
     keyMatch2   `:name` is a segment, `/*` the rest     globMatch   `*`, `**`, `?`, `[...]`, `{a,b}`
     keyMatch3   `{name}` is a part of a segment         regexMatch  a regular expression, from the beginning on
-    keyMatch4   like 3; equal names have equal values   timeMatch   now lies between two local times, `_` for none
-    keyMatch5   like 3, without the query of the text   keyGet, 2, 3  what the pattern of keyMatch, 2, 3 stands for
+    keyMatch4   like 3; equal names have equal values   timeMatch   now is between two local times, `_` for none
+    keyMatch5   like 3, without the query of the text   keyGet, 2, 3  the part that keyMatch, 2, 3 match
 
-pycasbin has the functions keyGet, keyGet2 and keyGet3, but its programs have to register them. `glob`, `globs` and
-`who` are those of our own models (sidecar/policy/patterns.py).
+pycasbin has the functions keyGet, keyGet2 and keyGet3, but programs must register them. `glob`, `globs` and `who` are
+those of the sidecar's own models (sidecar/policy/patterns.py).
 
-Patterns are looked up by their `prefix`: the text that everything they match begins with, in its `form`.
+Patterns are looked up by their `prefix`: the common beginning of all texts that they match, in its `form`.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ import re2
 
 from sidecar.policy import patterns
 
-MAX_PATTERNS: Final = 16_384  # compiled ones that are kept, of each function
-MAX_REQUEST_PATTERNS: Final = 64  # of those that requests give
+MAX_PATTERNS: Final = 16_384  # compiled patterns that are cached, of each function
+MAX_REQUEST_PATTERNS: Final = 64  # cached patterns from requests
 MAX_PATTERN_CHARS: Final = 2_048
-MAX_GLOBS: Final = 64  # that the braces of one glob stand for
+MAX_GLOBS: Final = 64  # alternatives that the braces of one glob expand to
 _TIME: Final = "%Y-%m-%d %H:%M:%S"
 
 Test = Callable[[str], bool]
@@ -45,13 +45,13 @@ class BadPatternError(ValueError):
 
 
 class BadValueError(ValueError):
-    """A value of the request that the function does not take; Casbin raises, and the request is refused."""
+    """A value of the request that the function does not accept. Casbin raises, and the request is refused."""
 
 
 class MatchFunction(NamedTuple):
     """One function. `compiled` raises BadPatternError; the test that it returns raises BadValueError only if not
-    `total`. `prefix` is shorter than it could be rather than wrong. `form` returns the form of a text in which the
-    prefixes of the patterns that match it begin it."""
+    `total`. `prefix` may be shorter than possible, but is never wrong. `form` returns the form of a text that begins
+    with the prefixes of all patterns that match the text."""
 
     compiled: Callable[[str], Test]
     prefix: Callable[[str], str]
@@ -60,18 +60,18 @@ class MatchFunction(NamedTuple):
 
 
 class TextFunction(NamedTuple):
-    """A function whose value is a part of the text. `compiled` raises BadPatternError; what it returns takes the text,
-    and the names that follow the pattern among the `arguments`."""
+    """A function whose value is a part of the text. `compiled` raises BadPatternError; the returned function takes the
+    text and the names after the pattern in the `arguments`."""
 
     compiled: Callable[[str], Callable[..., str]]
     arguments: int
 
 
-# Characters without a meaning of their own in a regular expression. All others in a pattern are its author's regular
-# expression, because pycasbin escapes none.
+# Characters without a meaning of their own in a regular expression. All others in a pattern are part of a regular
+# expression, because pycasbin does not escape them.
 _PLAIN: Final = r"[A-Za-z0-9_\-~%@!&',;=/ #<>\"`]"
 _STYLES: Final[Mapping[str, tuple[re.Pattern[str], str]]] = {
-    # what stands for a part of the text, and the regular expression that it becomes
+    # the placeholder for a part of the text, and the regular expression that replaces it
     "2": (re.compile(r"(.*?):[^\/]+(.*?)"), r"\g<1>[^\/]+\g<2>"),
     "3": (re.compile(r"(.*?){[^\/]+?}(.*?)"), r"\g<1>[^\/]+\g<2>"),
     "5": (re.compile(r"{[^/]+}"), r"[^/]+"),
@@ -126,7 +126,7 @@ _BRACKETS_OR_ESCAPE: Final = re.compile(r"(\[\^?\]?(?:\\.|[^\]\\])*\])|\\(.)", r
 
 
 def _with_unicode(pattern: str) -> str:
-    """Writes the classes of a Python pattern as RE2 takes them."""
+    """Writes the classes of a Python pattern for RE2."""
     return _BRACKETS_OR_ESCAPE.sub(_written_class, pattern)
 
 
@@ -246,7 +246,7 @@ def _styled_prefix(style: str) -> Callable[[str], str]:
 
 
 def _named_path(pattern: str) -> Test:
-    """keyMatch4. A name reaches from a `{` to the last `}` of its segment, as in pycasbin."""
+    """keyMatch4. A name reaches from a `{` to the last `}` of its segment, like in pycasbin."""
     written = _NAMED.findall(pattern)
     if len(set(written)) == len(written) and (plain := _plain_path(pattern, "4")) is not None:
         return plain
@@ -309,7 +309,7 @@ def _without_query(pattern: str) -> Test:
 # characters of their own: two that Unicode reserves for internal use. A third one takes the place of those in a text.
 _SLASH, _HIDDEN, _RESERVED = "\ufdd0", "\ufdd1", "\ufdd2"
 _WILD: Final = f"[^{_SLASH}{_HIDDEN}]"
-_DEEP: Final = f"[^{_HIDDEN}]*"  # what a `**` stands for
+_DEEP: Final = f"[^{_HIDDEN}]*"  # the regular expression of a `**`
 _MEMBER: Final = r"[^][\\-](?:-[^][\\-])?"
 _GLOB_PART: Final = re.compile(
     rf"(?P<stars>\*+)|(?P<one>\?)|\[(?P<but>[!^]|(?![!^]))(?P<members>(?:[]-]|{_MEMBER})(?:{_MEMBER})*-?)]"
@@ -339,7 +339,7 @@ def _glob(pattern: str) -> Test:
 
 
 def _plain_glob(pattern: str) -> Test:
-    """Returns a test that compares segments, which is made in a tenth of the time."""
+    """Returns a test that compares segments, which takes a tenth of the time to make."""
     head, deep, _ = pattern.partition("/**")
     segments = [(segment.removesuffix("*"), segment.endswith("*")) for segment in head.split("/")]
     count = len(segments)
@@ -422,7 +422,7 @@ def _glob_prefix(pattern: str) -> str:
 
 
 def _single_slashes(text: str) -> str:
-    """Returns a text as globs see it: several slashes are one."""
+    """Returns a text in the form for globs, in which several slashes are one."""
     return _SLASHES.sub("/", text)
 
 
@@ -448,7 +448,7 @@ def _address(text: str) -> object:
 
 
 def time_match(begin: str, end: str) -> bool:
-    """Whether now, in local time, lies between two times. Raises BadPatternError."""
+    """Whether the current local time is between two times. Raises BadPatternError."""
     now = datetime.now()
     try:
         return (begin == "_" or now > datetime.strptime(begin, _TIME)) and (
@@ -491,4 +491,4 @@ COMPILED: Final[Mapping[str, Callable[[str], Callable[..., bool | str]]]] = {
     **{name: function.compiled for name, function in FUNCTIONS.items()},
     **{name: function.compiled for name, function in TEXT_FUNCTIONS.items()},
 }
-"""What compiles the pattern of each function. Raises BadPatternError."""
+"""The compiler of each function's patterns. Raises BadPatternError."""

@@ -22,7 +22,7 @@ SECTIONS: Final[Mapping[str, str]] = {
 
 
 class Effect(StrEnum):
-    """The effects of pycasbin, in its own words."""
+    """The effects of pycasbin, in its own terms."""
 
     ALLOW_OVERRIDE = "some(where (p_eft == allow))"
     DENY_OVERRIDE = "!some(where (p_eft == deny))"
@@ -51,7 +51,7 @@ class StockModel:
 
 
 class BadModelError(Exception):
-    """`key` is the entry that is wrong; "" if one is missing."""
+    """`key` is the wrong entry; "" if an entry is missing."""
 
     def __init__(self, key: str, message: str) -> None:
         super().__init__(message)
@@ -61,7 +61,7 @@ class BadModelError(Exception):
 def model_of(entries: Mapping[str, str], suffix: str = "") -> StockModel:
     """Returns the model of entries by key (`r`, `p2`, `g`…). Raises BadModelError."""
     request, columns, matcher = (_entry(entries, f"{key}{suffix}") for key in "rpm")
-    effect_text = _entry(entries, "e")  # pycasbin has one effect for all of them
+    effect_text = _entry(entries, "e")  # pycasbin has one effect for all models
     roles = {key: _role_form(key, text) for key, text in entries.items() if re.fullmatch(r"g\d*", key)}
     effect = _EFFECTS.get("".join(re.sub(r"\bp\d*[._]", "p_", effect_text).split()))
     if effect is None:

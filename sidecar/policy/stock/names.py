@@ -1,9 +1,9 @@
-"""Maps our names to those of a Casbin policy.
+"""Maps the sidecar's names to those of a Casbin policy.
 
-The rows of a Casbin policy stay as they are; what changes are the values of a request. Each table maps our names, or
-patterns with `*`, to theirs; in a result `*` is what the first `*` matched, `*2` what the second did. A `*` before the
-first `/` matches no `/`. The first entry that matches counts. What no entry matches has no name in the policy, and so
-no row matches it.
+The rows of a Casbin policy are not changed; the values of a request are. Each table maps the sidecar's names, or
+patterns with `*`, to the policy's. In a result `*` is the text that the first `*` matched, `*2` that of the second. A
+`*` before the first `/` matches no `/`. The first entry that matches applies. A name that matches no entry has no name
+in the policy, so no row matches it.
 
     subjects:  {"user:*": "*", "nhi:planner": "agent1"}          user:alice → alice
     objects:   {"tool:data/*": "/data/*"}                        tool:data/x → /data/x
@@ -22,7 +22,7 @@ from typing import Final, NamedTuple
 
 import re2
 
-MAX_NAMES: Final = 8_192  # mapped names that are kept, of each table
+MAX_NAMES: Final = 8_192  # mapped names that are cached, for each table
 _CAPTURE: Final = re.compile(r"\*([1-9]?)")
 
 
@@ -73,8 +73,8 @@ class NameMap(NamedTuple):
 
 
 def name_pattern(text: str) -> re2._Regexp[str]:
-    """Returns what the names of an entry match, with a group for each wildcard. Its time is linear in a name, which
-    callers choose."""
+    """Returns a pattern for the names of an entry, with a group for each wildcard. Its time is linear in a name,
+    because callers choose names."""
     head, slash, rest = text.partition("/")
     runs = (head, "([^/]*)" if slash else "(.*)"), (rest, "(.*)")
     return re2.compile("(?s)" + slash.join(run.join(map(re2.escape, part.split("*"))) for part, run in runs))

@@ -1,9 +1,9 @@
-"""Roles whose names match patterns, as pycasbin's role manager has them after it has read the links in order.
+"""Roles whose names match patterns, with the result of pycasbin's role manager after it has read the links in order.
 
-A name is a member of each pattern that it matches: it has the roles of that pattern, and who has that pattern as a role
-has the name as a role too. Which links a pattern then has depends on the order of the rows, so they are added one by
-one. A name that no row holds is added by pycasbin when it is asked about, and then stays; here it is not kept, and so a
-decision does not depend on those before it.
+A name is a member of each pattern that it matches: it has the roles of that pattern, and a member with that pattern as
+a role has the name as a role too. The links of a pattern depend on the order of the rows, so they are added one by one.
+pycasbin adds a name that no row contains when it is looked up, and stores it. Here it is not stored, so a decision does
+not depend on earlier ones.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Final
 from sidecar.policy.stock.functions import BadPatternError, BadValueError, MatchFunction
 
 MAX_HOPS: Final = 9
-MAX_NAMES: Final = 8_192  # whose roles are kept
+MAX_NAMES: Final = 8_192  # whose roles are cached
 
 
 class PatternRoles:
@@ -49,7 +49,7 @@ class PatternRoles:
         return self._roles[name] if name in self._roles else self._as_added(name)[0]
 
     def patterns(self, role: str) -> Sequence[str]:
-        """Returns the patterns whose members have a role that no row holds."""
+        """Returns the patterns whose members have a role that no row contains."""
         return () if role in self._roles else self._matched(role)
 
     def _above(self, member: str) -> frozenset[str]:
@@ -64,7 +64,7 @@ class PatternRoles:
         return frozenset(seen)
 
     def _as_added(self, name: str) -> tuple[dict[str, None], set[str]]:
-        """Returns the roles and users that a name of no row has once pycasbin has added it."""
+        """Returns the roles and users that a name without rows has once pycasbin has added it."""
         roles, users = dict[str, None](), set[str]()
         for pattern in self._patterns_of(name):
             roles |= self._roles[pattern]
@@ -76,7 +76,7 @@ class PatternRoles:
         return roles, users
 
     def _patterns_of(self, name: str) -> list[str]:
-        """Returns the names of rows that are patterns which a name matches, in the order in which they were added."""
+        """Returns the names of rows that are patterns and match a name, in the order in which they were added."""
         prefixes = {name[:length] for length in range(len(name) + 1)} & self._by_prefix.keys()
         found = [each for prefix in prefixes for each in self._by_prefix[prefix] if matches(self._match, name, each)]
         return sorted(found, key=self._order.__getitem__)
@@ -120,7 +120,7 @@ class PatternRoles:
 
 
 def matches(function: MatchFunction, text: str, pattern: str) -> bool:
-    """Like Casbin's role managers, which take an error for no match."""
+    """Matches like Casbin's role managers, for which an error is no match."""
     try:
         return function.compiled(pattern)(text)
     except (BadPatternError, BadValueError):

@@ -1,9 +1,9 @@
 """Decides one link of a chain by a Casbin model.
 
-A `StockPolicy` is one permission kind, as `KindPolicy` is for our own models, with the same interface. A link that
-depends on names alone is decided when its rows are looked up, once for each case. What reads attributes, the time or
-conditions is decided in each call: the whole matcher then is one condition (`MatcherCondition`), whose outcome holds
-the decision.
+A `StockPolicy` is one permission kind, with the interface of `KindPolicy`, which is for the sidecar's own models. A
+link that depends on names alone is decided when its rows are looked up, once for each case. A link that reads
+attributes, the time or conditions is decided in each call: the whole matcher is then one condition
+(`MatcherCondition`), whose outcome holds the decision.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class MatcherCondition:
 
 
 class Decider(Protocol):
-    """Decides by the rows of a model: our compiled rules, or pycasbin."""
+    """Decides by the rows of a model. The decider is the compiled rules or pycasbin."""
 
     def decide(self, request: Sequence[Any]) -> RowsDecision: ...
 
@@ -83,7 +83,7 @@ class Decider(Protocol):
 
 
 class _Compared:
-    """Decides by compiled rules and by pycasbin, and refuses where they differ."""
+    """Decides by compiled rules and by pycasbin, and refuses if they differ."""
 
     def __init__(self, rules: Decider, casbin: Decider) -> None:
         self._rules, self._casbin = rules, casbin
@@ -101,7 +101,7 @@ class _Compared:
 
 class StockDecider:
     """Decides by one policy, whichever kinds it serves. `each_call` is true if its matcher is evaluated in each call;
-    `rules` are the compiled rules, which tools read too."""
+    `rules` are the compiled rules, which tools also read."""
 
     def __init__(self, source: StockSource, settings: CasbinSettings, attributes: Attributes) -> None:
         self.reader = CasbinRequests(source, settings, attributes)
@@ -156,11 +156,11 @@ class StockPolicy:
         decision = RowsDecision(bool(found.some & _ALLOWED), tuple(found.rows), failed)
         if outcomes:
             (outcome,) = outcomes
-            if isinstance(outcome, str):  # not evaluated: the caller will write what it reads
+            if isinstance(outcome, str):  # not evaluated: it reads content that the caller has not written yet
                 allowed = outcome == "assumed" and bool(found.some & _ALLOWED)
                 return LinkAnswer(Link(*about, allowed, None if allowed else Reason.NO_MATCHING_RULE))
             decision, expired = outcome.decision, outcome.expired
-        # Without rows the matcher alone decides, over the one row that Casbin then implies.
+        # Without rows the matcher alone decides, over the single row that Casbin then assumes.
         rules = tuple(sorted(map(self.table.rule, decision.rows if len(self.table) else ()), key=BY_ID))
         reason = None if decision.allowed else _reason(decision, expired)
         link = Link(*about, decision.allowed, reason, rules)
@@ -173,8 +173,8 @@ class StockPolicy:
     def opened(
         self, answer: LinkAnswer, asker: PolicySubject, server: str, now_s: float
     ) -> tuple[LinkAnswer, Iterable[float]]:
-        """Returns the answer to a session call: unchanged, unless a row that may concern the caller allows something,
-        and the policy has names for objects on the server; and the times at which that may change."""
+        """Returns the answer to a session call, and the times at which it may change. The answer is unchanged unless a
+        row that may concern the caller allows something, and the policy has names for objects on the server."""
         link, table = answer.link, self.table
         texts = self.reader.caller(asker)
         if link.allowed or link.reason is Reason.DENIED_BY_RULE or texts is None or not self.reader.names_on(server):
@@ -193,7 +193,7 @@ class StockPolicy:
         return answer._replace(link=link, roles=self._roles(asker, rules), until=until), times
 
     def decided(self, request: Sequence[Any], scene: ConditionContext, units: float) -> tuple[MatcherOutcome, float]:
-        """Decides a request with all its attributes; returns the units that are left too."""
+        """Decides a request with all its attributes. Also returns the remaining units."""
         table = self.table
         if table.source.is_plain or not len(table):
             return _outcome(self.decider.decide(request)), units
@@ -245,13 +245,13 @@ class StockPolicy:
             return ()
         try:
             held = graph.containers(texts.caller, texts.dom if graph.form.by_domain else "")
-        except EvaluationError:  # of a condition that the decision did not need
+        except EvaluationError:  # of a condition that did not affect the decision
             return ()
         return tuple(dict.fromkeys(rule.subject for rule in rules if rule.subject in held))
 
 
 def concluded(effect: Effect, matching: Iterable[tuple[int, str]], failed: str) -> RowsDecision:
-    """Applies an effect to the rows that match, with their words, and to a failure after them."""
+    """Applies an effect to the matching rows, given by their effects' names, and to a failure after them."""
     allows: list[int] = []
     for row, word in matching:
         if word == "deny" and effect is not Effect.ALLOW_OVERRIDE:

@@ -1,9 +1,9 @@
-"""Reads Casbin models and their rows, or reports everything that is wrong with them.
+"""Reads Casbin models and their rows, or reports all their faults.
 
-Rows are read as pycasbin's file adapter reads them: fields are separated by commas outside of brackets and
-parentheses and trimmed, nothing is quoted, `#` begins a comment line. What pycasbin drops silently, or what makes it
-raise at every request, is a fault here: rows of a type that the model does not define, rows with too few or too many
-fields, effects that are neither allow nor deny, and patterns and rules that do not compile.
+Rows are read like in pycasbin's file adapter: fields are separated by commas outside of brackets and parentheses and
+trimmed, nothing is quoted, `#` begins a comment line. Content that pycasbin drops silently, or that makes it raise at
+every request, is a fault here: rows of a type that the model does not define, rows with too few or too many fields,
+effects that are neither allow nor deny, and patterns and rules that do not compile.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from sidecar.policy.stock.rules import RuleIndex, in_order, index_of_rules
 from sidecar.settings.policy import CasbinSettings
 from sidecar.vocabulary import PermissionKind
 
-CASBIN_US, CASBIN_RULE_US = 20.0, 80.0  # the most that pycasbin spends on a row, and on one with a rule for `eval`
-WALKED_US: Final = 2.0  # of one row that a compiled matcher evaluates
-SLOW_ROWS: Final = 500  # from this number on, walking them is worth a warning
-MAX_CHECKED: Final = 65_536  # values of a column whose check is remembered
+CASBIN_US, CASBIN_RULE_US = 20.0, 80.0  # upper bounds of pycasbin's time for a row, and for one with a rule for `eval`
+WALKED_US: Final = 2.0  # of one row in a compiled matcher
+SLOW_ROWS: Final = 500  # from this number on, evaluating them is worth a warning
+MAX_CHECKED: Final = 65_536  # values of a column whose check is cached
 EXPIRES_AT, LIMIT, WHEN, EFFECT = "expires_at", "max_calls_per_hour", "when", "eft"
 _SEPARATOR: Final = re.compile(r"[,\[\]()]")
 _BRACKET: Final = re.compile(r"[\[\]()]")
@@ -55,7 +55,8 @@ class RowLine(NamedTuple):
 
     @property
     def fields(self) -> list[str]:
-        """The fields, as pycasbin splits them. Raises ValueError, with its column, for a bracket that nothing opens."""
+        """The fields, split like in pycasbin. Raises ValueError, with its column, for a closing bracket without an
+        opening one."""
         raw = self.raw
         if _BRACKET.search(raw) is None:
             return [field.strip() for field in raw.split(",")]
@@ -85,8 +86,8 @@ class RowLine(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class StockSource:
     """A checked Casbin model and its rows, in the order in which they are tried. `files` and `lines` are their places,
-    by row; a file is an index of `names`. `foreign` says why the matcher is not compiled; "" if it is. `reads_rows` is
-    false if the matcher reads no column, and so needs no rows."""
+    by row; a file is an index of `names`. `foreign` is the reason why the matcher is not compiled; "" if it is
+    compiled. `reads_rows` is false if the matcher reads no column, so that it needs no rows."""
 
     model: StockModel
     file: str
@@ -101,7 +102,7 @@ class StockSource:
 
     @property
     def is_plain(self) -> bool:
-        """Whether rows have no column of ours that is tested in each call."""
+        """Whether rows have none of the sidecar's columns that are tested in each call."""
         return not {EXPIRES_AT, LIMIT, WHEN} & set(self.model.columns)
 
 
@@ -193,8 +194,8 @@ class StockReader:
                 faults.error("P101", message, line.source, line.column_of(0), max(1, len(key)), hint)
 
     def _refuse_notes(self, line: RowLine) -> None:
-        """Reports notes that decide in rows of our own models. Here their line is a comment, and the row would
-        allow."""
+        """Reports notes that take effect in rows of the sidecar's own models. Here their line is a comment, and the row
+        would allow."""
         found = _DECIDING_NOTE.match(line.raw)
         if found is not None:
             message = f"{found[1]} has no effect in a row of a Casbin model"
@@ -261,7 +262,7 @@ class StockReader:
             self._faults.error(wrong.code, wrong.message, line.source, at, width, wrong.hint)
 
     def finished(self, settings: CasbinSettings) -> StockSource:
-        """Returns the model with all its rows. Reports what only all of them show."""
+        """Returns the model with all its rows. Reports faults that depend on all rows."""
         model, count = self._model, len(self._rows)
         order: Sequence[int] = range(count)
         try:
@@ -295,8 +296,8 @@ class StockReader:
 def check_casbin_rows(
     foreign: str, rows: int, settings: CasbinSettings, faults: Faults, file: str, row_us: float = CASBIN_US
 ) -> None:
-    """Reports what pycasbin costs where it decides: because of `foreign`, which says why a matcher is not compiled, or
-    because the settings say so."""
+    """Reports the cost of pycasbin if it decides, because the settings demand it or because of `foreign`, the reason
+    why a matcher is not compiled."""
     if not foreign and settings.engine == "compiled":
         return
     why = f"the matcher is not compiled ({foreign})" if foreign else f"policy.engine is {settings.engine}"
@@ -317,7 +318,7 @@ def check_casbin_rows(
 def stock_model(
     entries: Mapping[str, ModelEntry], file: str, use: int, settings: CasbinSettings, faults: Faults
 ) -> StockModel | None:
-    """Returns the model of entries, whose definitions `use` chooses; None with faults."""
+    """Returns the model in these entries; `use` selects its definitions. None after faults."""
     suffix = "" if use == 1 else str(use)
     try:
         model = model_of({key: entry.value for key, entry in entries.items()}, suffix)
@@ -353,7 +354,7 @@ def stock_model(
 
 
 def path_of(name: str, settings: CasbinSettings) -> str | None:
-    """Returns the path of a field of the request that is no text; None if there is none."""
+    """Returns the path of a request field that is not text; None if there is none."""
     given = settings.request.get(name)
     side, underscore, attribute = name.partition("_")
     if given is None and underscore and side in _SIDES:
@@ -365,7 +366,7 @@ _SIDES: Final[Mapping[str, str]] = {"sub": "principal", "obj": "object"}
 
 
 def role_options(settings: CasbinSettings) -> Mapping[str, RoleOptions]:
-    """Returns what the settings say about role definitions."""
+    """Returns the settings of role definitions."""
     return {
         key: RoleOptions(
             FUNCTIONS[said.match] if said.match else None,

@@ -1,9 +1,9 @@
 """Makes the values of a Casbin request from a call.
 
-The subject, domain, object and action of a request are our names as the policy has them (`NameMap`). Attributes of the
-subject and the object, as in `r.sub.Age`, come from attributes.yaml, from what is known of every principal (`name`,
-`kind`, `id`, `roles`, `scopes`) and object (`name`, `kind`, `server`), and from the arguments that `policy.request`
-names: callers write arguments, so none is read unless the operator says so.
+The subject, domain, object and action of a request are the sidecar's names, mapped to those of the policy (`NameMap`).
+Attributes of the subject and the object, such as `r.sub.Age`, come from attributes.yaml, from the known facts about
+every principal (`name`, `kind`, `id`, `roles`, `scopes`) and object (`name`, `kind`, `server`), and from the arguments
+that `policy.request` names. Callers write arguments, so only those that the settings name are read.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _MISSING: Final = object()
 
 
 class RequestTexts(NamedTuple):
-    """The names of a request as the policy has them. `granted` are the roles of the caller's token."""
+    """The names of a request in the policy. `granted` are the roles of the caller's token."""
 
     sub: str
     dom: str
@@ -64,14 +64,14 @@ class CasbinRequests:
 
     @property
     def from_caller(self) -> bool:
-        """Whether requests hold something that the caller writes."""
+        """Whether requests contain values that the caller writes."""
         return bool(self._written)
 
     def caller(self, subject: PolicySubject) -> RequestTexts | None:
         """Returns the names of a caller, without object and action; None if the policy has no name for it.
 
-        A name that a pattern makes never is that of a role: otherwise a user who chooses the name `admin` would be one.
-        `anonymous` has a name only if an entry names it."""
+        A name that results from a pattern is never that of a role: otherwise a user who chooses the name `admin` would
+        have that role. `anonymous` has a name only if an entry names it."""
         names = self._names
         sub, dom = names.subjects.text(subject.name), names.domains.text(subject.domain)
         exact = subject.name in names.subjects.exact
@@ -89,7 +89,7 @@ class CasbinRequests:
         return None if action is None else caller._replace(obj=target.obj, act=action)
 
     def unnamed(self, subject: PolicySubject, obj: str, act: str) -> str:
-        """Returns why the policy has no name for a part of a request; "" if it has one for each."""
+        """Returns why the policy has no name for a part of a request; "" if it has names for all parts."""
         names = self._names
         sub, target = names.subjects.text(subject.name), names.objects.map(obj)
         if sub is None:
@@ -108,13 +108,13 @@ class CasbinRequests:
         return ""
 
     def plain(self, texts: RequestTexts) -> list[Any]:
-        """Returns the values of a request that no attribute is read of."""
+        """Returns the values of a request of which no attribute is read."""
         values = {"sub": texts.caller, "dom": texts.dom, "obj": texts.obj, "act": texts.act, "": ""}
         return [values[text] for text in self._texts]
 
     def full(self, texts: RequestTexts, obj: str, scene: ConditionContext) -> tuple[list[Any], Mapping[str, Any]]:
-        """Returns the values of a request with all attributes, and what of them the caller wrote, by path. `obj` is the
-        object's name of ours. Raises EvaluationError for a field that is not there."""
+        """Returns the values of a request with all attributes, and the values among them that the caller wrote, by
+        path. `obj` is the sidecar's name of the object. Raises EvaluationError for a missing field."""
         sources = _Sources(scene, obj, self._attributes)
         values: dict[str, Any] = {
             "sub": RequestCaller(texts.sub, self._with_given("sub", sources.principal, sources), texts.granted),
@@ -134,7 +134,7 @@ class CasbinRequests:
         return any(self._names.objects.meets(f"{kind}{server}/") for kind in ON_SERVERS)
 
     def known(self, rows: Iterable[str]) -> Iterator[str]:
-        """Yields names of ours that the policy has names for. `rows` are the names in its rows."""
+        """Yields the sidecar's names for which the policy has names. `rows` are the names in its rows."""
         for table in (self._names.subjects, self._names.objects):
             yield from table.exact
         if self._names.subjects.is_identity:
@@ -148,13 +148,13 @@ class CasbinRequests:
         given = self._given[text]
         if not given:
             return attributes
-        # An argument that the caller leaves out is not there, whatever attributes.yaml says in its place.
+        # An argument that the caller omits does not exist, even if attributes.yaml has a value for it.
         found = {**attributes, **{attribute: sources.value(path) for attribute, path in given.items()}}
         return {attribute: value for attribute, value in found.items() if value is not _MISSING}
 
 
 class _Sources:
-    """What paths of `policy.request` read, in one call."""
+    """The values that paths of `policy.request` read in one call."""
 
     def __init__(self, scene: ConditionContext, obj: str, attributes: Attributes) -> None:
         principal = scene.chain[scene.subject]

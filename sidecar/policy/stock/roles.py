@@ -1,9 +1,9 @@
 """Role definitions of Casbin models: `g = _, _`, with a domain, with conditions, with matching functions.
 
-A link gives a member a role; roles have roles, up to MAX_HOPS links away, where pycasbin stops too. With a matching
+A link gives a member a role; roles have roles, up to MAX_HOPS links away, where pycasbin also stops. With a matching
 function a name is also a member of each pattern that it matches, and has the roles of that pattern; a role that is a
-pattern is every name that matches it. A conditional link counts while its condition, called with the parameters in the
-link's row, is true.
+pattern stands for every name that matches it. A conditional link applies while its condition, called with the
+parameters in the link's row, is true.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from sidecar.policy.stock.functions import BadPatternError, BadValueError, Match
 from sidecar.policy.stock.pattern_roles import MAX_HOPS, MAX_NAMES, PatternRoles, matches
 
 MAX_CONDITIONAL_HOPS: Final = 10
-MAX_MERGED: Final = 256  # sets of domains whose links are kept together
+MAX_MERGED: Final = 256  # sets of domains whose links are cached together
 
 Condition = Callable[..., bool]
 
 
 class RequestCaller(Attributed):
-    """The subject of a request. `granted` are the roles that its token grants, which no row has to give it."""
+    """The subject of a request. `granted` are the roles that its token grants, without any row."""
 
     __slots__ = ("granted",)
     granted: tuple[str, ...]
@@ -53,7 +53,7 @@ class RoleForm(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RoleOptions:
-    """What a Casbin program sets in code: how names and domains match, and the condition of links."""
+    """Settings that a Casbin program makes in code: how names and domains match, and the condition of links."""
 
     match: MatchFunction | None = None
     match_domain: MatchFunction | None = None
@@ -88,7 +88,7 @@ class RoleGraph:
         return found
 
     def holds(self, member: str, role: str, domain: str = "") -> bool:
-        """Whether a member has a role, as the function of a matcher."""
+        """Reports whether a member has a role, like the function in matchers."""
         if member == role:
             return True
         if self.options.condition is not None:
@@ -99,7 +99,8 @@ class RoleGraph:
         return role in self.containers(member, domain)
 
     def _is_reached(self, member: str, role: str, domain: str) -> bool:
-        """Whether conditional links lead to a role. The conditions of longer ways are not asked, as they may fail."""
+        """Whether conditional links lead to a role. The conditions of longer paths are not evaluated, because they may
+        fail."""
         seen, level = {member}, {member, *_granted(member)}
         for _ in range(MAX_CONDITIONAL_HOPS):
             if role in level:
@@ -109,8 +110,8 @@ class RoleGraph:
         return role in level
 
     def way(self, member: str, role: str, domain: str = "") -> tuple[str, ...]:
-        """Returns the roles on a shortest way from a member to a role, without the member; () if there is none. Raises
-        EvaluationError, as a condition may fail."""
+        """Returns the roles on a shortest path from a member to a role, without the member; () if there is none. Raises
+        EvaluationError if a condition fails."""
         if member == role:
             return ()
         ways: dict[str, tuple[str, ...]] = {str(member): (), **{name: (name,) for name in _granted(member)}}
@@ -124,7 +125,7 @@ class RoleGraph:
         return ways.get(role, ())
 
     def _ends(self, role: str, domain: str) -> Sequence[str]:
-        """Returns the names that have to be reached: the role, or a pattern that it matches."""
+        """Returns the names to reach: the role, or a pattern that it matches."""
         if self.options.match is None:
             return (role,)
         return (role, *self._patterns(self._domains(domain)).patterns(role))
@@ -137,7 +138,7 @@ class RoleGraph:
         return [role for role, parameters in links.items() if condition is None or condition(*parameters)]
 
     def _domains_within(self, domain: str) -> tuple[str, ...]:
-        """Returns the domains whose links count in a domain, itself first."""
+        """Returns the domains whose links apply in a domain, beginning with the domain itself."""
         match = self.options.match_domain
         own = (domain,) if domain in self._links else ()
         if match is None:
@@ -145,7 +146,7 @@ class RoleGraph:
         return (*own, *(each for each in self._links if each != domain and matches(match, domain, each)))
 
     def _links_within(self, domains: tuple[str, ...]) -> Mapping[str, Mapping[str, tuple[str, ...]]]:
-        """Returns the roles of each member, with the parameters of their last links, as in pycasbin."""
+        """Returns the roles of each member, with the parameters of their last links, like in pycasbin."""
         found: dict[str, dict[str, tuple[str, ...]]] = {}
         for domain in domains:
             for member, role, parameters in self._links[domain]:
@@ -173,8 +174,8 @@ class RoleGraph:
 def role_graphs(
     forms: Mapping[str, RoleForm], links: Mapping[str, Sequence[Sequence[str]]], options: Mapping[str, RoleOptions]
 ) -> dict[str, RoleGraph]:
-    """Returns the role definitions of a model by name. If one of them has conditions, pycasbin compares only the names
-    in all that have none. It matches no patterns in those that have conditions."""
+    """Returns the role definitions of a model by name. If one of them has conditions, pycasbin compares names in all
+    definitions without conditions only by equality. It matches no patterns in definitions with conditions."""
     is_conditional = any(form.parameters for form in forms.values())
     graphs: dict[str, RoleGraph] = {}
     for key, form in forms.items():
@@ -193,7 +194,7 @@ def _granted(member: str) -> tuple[str, ...]:
 
 
 def checked(condition: Condition) -> Condition:
-    """Returns a condition whose failure refuses the request."""
+    """Returns a condition whose failure causes the request to be refused."""
 
     def check(*parameters: str) -> bool:
         try:

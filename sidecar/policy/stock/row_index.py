@@ -2,10 +2,10 @@
 
 An index is arrays. It is built once, in the process that reads the policy, and sent to the process that decides. Each
 alternative of a matcher has its own. Its tests of single columns are the levels: rows are sorted by their key at the
-first level, then at the second, and so on. The key of a row is its text, or the prefix of its pattern. The keys that a
-request can have are searched for, level by level, in the runs of rows found so far.
+first level, then at the second, and so on. The key of a row is its text, or the prefix of its pattern. The possible
+keys of a request are searched for, level by level, in the runs of rows found so far.
 
-The rows found are all that can match and some that do not: the matcher is evaluated for each of them.
+The result has all rows that can match and some that do not: the matcher is evaluated for each of them.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from sidecar.policy.stock.pattern_roles import MAX_NAMES
 from sidecar.policy.stock.roles import RoleGraph
 
 FEW: Final = 3  # rows that are cheaper to evaluate than to narrow down
-SCANNED: Final = 8  # rows that are scanned in the time of one search
-SORTED: Final = 512  # rows that are sorted at once
-MERGED: Final = 4_096  # runs that are merged at most
-FREQUENT: Final = 64  # a pattern has a key of its own if it has this part of the rows of a prefix that has as many
+SCANNED: Final = 8  # rows that can be scanned in the time of one search
+SORTED: Final = 512  # rows that are sorted at a time
+MERGED: Final = 4_096  # maximum number of runs that are merged
+FREQUENT: Final = 64  # a pattern with more than this fraction of the rows of a prefix with as many rows has its own key
 MAX_KEY_CHARS: Final = 65_535
 _NONE: Final = array("I")
 
@@ -67,9 +67,9 @@ class IndexLevel(NamedTuple):
     """The keys of one column, sorted and numbered, and those of the rows, in the order of the index.
 
     Key `k` is the text number `texts[k]`. If the column has patterns, it is that text from `starts[k]` to `ends[k]`,
-    the prefix of patterns, and `parents[k]` is the longest other prefix that it begins with (itself if there is none).
-    Patterns with many of their prefix's rows have keys of their own, which follow: `frequent` are their text numbers,
-    and `prefixes` the keys of their prefixes, sorted."""
+    the prefix of patterns, and `parents[k]` is the longest other prefix that it begins with (the key itself if there is
+    none). Patterns with many of their prefix's rows have keys of their own, which follow: `frequent` are their text
+    numbers, and `prefixes` the keys of their prefixes, sorted."""
 
     test: ColumnTest
     keys: array[int]
@@ -82,9 +82,10 @@ class IndexLevel(NamedTuple):
 
 
 class AlternativeIndex(NamedTuple):
-    """`rows` sorted by the keys of `levels`; without levels, in order. These are all rows, or those in which each
-    column that is compared with a constant equals it. `by_subject` are they sorted by their key at the level `subject`,
-    and these keys; None if no level tests the subject. `walks` is the number of rows that every request tries."""
+    """`rows` sorted by the keys of `levels`; without levels, in order. They are all rows, or those in which each column
+    that is compared with a constant equals it. `by_subject` are the same rows sorted by their key at the level
+    `subject`, and these keys; None if no level tests the subject. `walks` is the number of rows that every request
+    tries."""
 
     rows: array[int]
     levels: tuple[IndexLevel, ...]
@@ -131,7 +132,7 @@ class IndexBuilder:
 
 
 def _equal(rows: CompactRows, column: int, text: str, chosen: Iterable[int]) -> list[int]:
-    """Returns the rows in which a column is a text."""
+    """Returns the rows in which a column has this text."""
     number = rows.texts.index(text) if text in rows.texts else -1
     return [at for at in chosen if rows.columns[column][at] == number]
 
@@ -141,19 +142,19 @@ def _in_order(level: IndexLevel, order: Iterable[int]) -> IndexLevel:
 
 
 def _rank(level: IndexLevel) -> tuple[bool, int]:
-    """Returns the order of a level. Those at which a request has one key come first, because each further key
-    multiplies the searches at the levels that follow; then those with more keys, which leave fewer rows."""
+    """Returns the order of a level. Levels at which a request has one key come first, because each further key
+    multiplies the searches at later levels. Then come those with more keys, which leave fewer rows."""
     return bool(level.test.function), -len(level.texts) - len(level.frequent)
 
 
 def _is_free(level: IndexLevel, row: int) -> bool:
-    """Whether the key of a row is the prefix of every text."""
+    """Whether the key of a row is a prefix of every text."""
     key = level.keys[row]
     return key < len(level.ends) and level.starts[key] == level.ends[key]
 
 
 def _level(test: ColumnTest, rows: CompactRows) -> IndexLevel | None:
-    """Returns the level of a test, with the keys of the rows in their order; None if all have the prefix of every
+    """Returns the level of a test, with the keys of the rows in their order; None if every key is a prefix of every
     text."""
     texts, column = rows.texts, rows.columns[test.column]
     key_of = array("I", bytes(4 * len(texts)))
@@ -203,14 +204,15 @@ def _pattern_level(
 
 
 def _prefix(function: str, pattern: str) -> str:
-    """Returns the prefix of a pattern as a part of its text, so that it need not be stored."""
+    """Returns the prefix of a pattern as a part of its text, so that it needs no memory."""
     prefix = FUNCTIONS[function].prefix(pattern)
     at = pattern.find(prefix)
     return "" if at < 0 else prefix[: max(0, MAX_KEY_CHARS - at)]
 
 
 def _parents(prefixes: Sequence[str]) -> array[int]:
-    """Return, for each of sorted texts, the longest other one that it begins with; itself if there is none."""
+    """Returns, for each of sorted texts, the longest other text that it begins with; the text itself if there is
+    none."""
     parents, open_keys = array("I"), list[int]()
     for key, prefix in enumerate(prefixes):
         while open_keys and not prefix.startswith(prefixes[open_keys[-1]]):
@@ -230,7 +232,7 @@ class IndexSearch:
         self._levels = [(level.keys, _keys_of(level, rows.texts, roles)) for level in index.levels]
 
     def rows(self, request: Sequence[Any]) -> Iterable[int]:
-        """Returns the rows to try, in order; the range of all rows if each has to be tried."""
+        """Returns the rows to try, in order; the range of all rows if all must be tried."""
         asked = self._alternative.asked
         if asked is not None and not asked(request, ()):
             return ()
@@ -246,10 +248,10 @@ class IndexSearch:
                 break
         if len(runs) > MERGED or sum([high - low for low, high in runs]) <= SORTED:
             return sorted([row for low, high in runs for row in rows[low:high]])
-        return merge(*[memoryview(rows)[low:high] for low, high in runs])  # each is sorted, and few may be needed
+        return merge(*[memoryview(rows)[low:high] for low, high in runs])  # each is sorted, and few rows may be needed
 
     def of_subject(self, request: Sequence[Any], unknown: Collection[int]) -> Iterator[int]:
-        """Yields the rows that can concern the subject of a request, whatever its values at the places `unknown`."""
+        """Yields the rows that can concern the subject of a request, whatever its values at the positions `unknown`."""
         asked, index = self._alternative.asked, self._index
         if asked is not None and self._alternative.places.isdisjoint(unknown) and not asked(request, ()):
             return
@@ -317,8 +319,8 @@ def _searched(text: str, numbers: array[int], texts: Sequence[str]) -> tuple[int
 
 
 def _prefixes_of(level: IndexLevel, texts: Sequence[str]) -> KeysOf:
-    """Returns a search for all prefixes that a text begins with, and the frequent patterns that it matches. Of sorted
-    texts, those that a text begins with are the last one that is not greater, or texts that this one begins with."""
+    """Returns a search for all prefixes that a text begins with, and the frequent patterns that it matches. Among
+    sorted texts, the prefixes of a text are the last one that is not greater, and prefixes of that one."""
     place, function, parents = level.test.place, FUNCTIONS[level.test.function], level.parents
     numbers, starts, ends, every = level.texts, level.starts, level.ends, range(len(level.texts))
     frequent, prefixes = level.frequent, level.prefixes
@@ -349,7 +351,7 @@ def _prefixes_of(level: IndexLevel, texts: Sequence[str]) -> KeysOf:
 
 
 def _matches(function: MatchFunction, text: str, pattern: str) -> bool:
-    """Whether a text can match a pattern; the evaluation of the matcher reports what fails."""
+    """Whether a text can match a pattern. A failure counts as possible; the evaluation of the matcher reports it."""
     try:
         return function.compiled(pattern)(text)
     except (BadPatternError, BadValueError):

@@ -1,7 +1,7 @@
-"""Decides requests by the rows of a Casbin policy, as pycasbin does.
+"""Decides requests by the rows of a Casbin policy, with pycasbin's results.
 
-What takes long for many rows is done once, in the process that reads the policy: `in_order`, `CompactRows.of` and
-`index_of_rules`. `Rules` over their results is made in a few milliseconds and decides.
+Work that takes long for many rows is done once, in the process that reads the policy: `in_order`, `CompactRows.of` and
+`index_of_rules`. Building `Rules` from the results takes a few milliseconds.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ RuleIndex = tuple[AlternativeIndex, ...]
 
 
 def index_of_rules(model: StockModel, rows: CompactRows, options: Mapping[str, RoleOptions] = {}) -> RuleIndex:
-    """Builds the index of rows that are in the order in which they are tried. It can be pickled. Raises
+    """Builds the index of rows, which must be in the order in which they are tried. The index can be pickled. Raises
     BadExpressionError."""
     plain = [key for key in model.roles if options.get(key, PLAIN_ROLES).match is None]
     subject = place_of("sub", model.request)
@@ -48,8 +48,8 @@ class Rules:
         options: Mapping[str, RoleOptions] = {},
         index: RuleIndex | None = None,
     ) -> None:
-        """Compact rows are in order already; with an index, they are those that it was built of. Raises
-        BadExpressionError for a matcher that is none, and ValueError for rows that have no order."""
+        """Compact rows are already in order; an index must be that of the same rows. Raises BadExpressionError for an
+        invalid matcher, and ValueError for rows without an order."""
         self.model = model
         self.roles = role_graphs(model.roles, links, options)
         holds = {key: graph.holds for key, graph in self.roles.items()}
@@ -83,7 +83,7 @@ class Rules:
 
     @cached_property
     def _of_every_row(self) -> RowsDecision:
-        """The decision if every row matches."""
+        """Returns the decision for the case that every row matches."""
         return self._decision((at, self._effect(row)) for at, row in enumerate(self.rows))
 
     def _decision(self, words: Iterable[tuple[int, str]]) -> RowsDecision:
@@ -102,8 +102,8 @@ class Rules:
         return RowsDecision(allows or effect.allows_by_default, tuple(found))
 
     def matching(self, request: Sequence[Any]) -> tuple[tuple[int, ...], str]:
-        """Returns all rows that match, in order, and why the evaluation of a row failed, after which no row is tried;
-        "" if none did."""
+        """Returns all matching rows, in order, and why the evaluation of a row failed, after which no row is tried; ""
+        if none failed."""
         found: list[int] = []
         try:
             for at, _ in self._matching(request):
@@ -114,7 +114,7 @@ class Rules:
 
     def opening(self, request: Sequence[Any]) -> tuple[int, ...]:
         """Returns some rows with the effect allow that can concern the subject of a request, whatever its object and
-        its action. If there is any among the first MAX_OPENING_TRIED of its rows, at least one is returned."""
+        action. Returns at least one if one exists among the first MAX_OPENING_TRIED of its rows."""
         found: set[int] = set()
         try:
             for at in islice(self._of_subject(request), MAX_OPENING_TRIED):
@@ -127,8 +127,8 @@ class Rules:
         return tuple(sorted(found))
 
     def may_match(self, request: Sequence[Any]) -> bool:
-        """Whether some call with the names of a request, whatever else it has, may match a row; true if that takes more
-        than MAX_OPENING_TRIED rows to tell."""
+        """Whether a call with the names of a request, whatever its other values, may match a row. True if more than
+        MAX_OPENING_TRIED rows would have to be tried."""
         static, rows = self.expression.static, self.rows
         if static is None:
             return True
@@ -166,8 +166,8 @@ def _reason(error: EvaluationError) -> str:
 
 
 def in_order(model: StockModel, rows: Sequence[Row], links: Mapping[str, Sequence[Row]]) -> list[Row]:
-    """Returns the rows as pycasbin sorts them: by the subject's level in the roles, then by priority. Raises ValueError
-    for priorities of which some are numbers and some are not."""
+    """Returns the rows in pycasbin's order: by the subject's level in the roles, then by priority. Raises ValueError if
+    only some priorities are numbers."""
     found = list(rows)
     if model.effect is Effect.SUBJECT_PRIORITY:
         levels, domain = _levels(links.get("g", ())), _place(model, "dom")

@@ -25,7 +25,7 @@ class StockTable(RuleRows):
         self._places = {name: columns.index(name) for name in (EXPIRES_AT, LIMIT, WHEN, EFFECT) if name in columns}
 
     def text(self, name: str, row: int) -> str:
-        """Returns what a row says in one of our columns; by default `-`, or `allow` for the effect."""
+        """Returns the text of a row in one of the sidecar's columns. The default is `-`, for the effect `allow`."""
         place = self._places.get(name)
         return (NONE if name != EFFECT else "allow") if place is None else self.source.rows[row][place]
 
