@@ -75,17 +75,18 @@ class EndpointAuth(Section):
     """A credential for the addresses of this agent only, in addition to those of `identity`."""
 
     type: Literal["bearer_token", "api_key", "none"]
-    """`none` asks for no credential: callers without one are `anonymous`, which rules must still allow."""
+    """Type of the credential. `none` requires no credential: callers without one are `anonymous`, which rules must
+    still allow."""
     token_path: PathField | None = None
-    """File with the token: at least 32 random characters."""
+    """File with the token, at least 32 random characters."""
     token_env: VariableName | None = None
-    """Variable of the sidecar's environment that holds the token, in place of a file."""
+    """Variable in the environment of the sidecar that holds the token, instead of a file."""
     header_name: HeaderName | None = None
-    """The header that bears it: by default `Authorization: Bearer`, or `X-API-Key`."""
+    """Header that carries the token. Default: `Authorization: Bearer`, or `X-API-Key` for an API key."""
     principal: NhiName | None = None
-    """The NHI that the bearer of the token is."""
+    """NHI that callers with the token act as."""
     required: bool = True
-    """Whether callers without this token are refused; otherwise they may use any other credential."""
+    """Whether callers without this token are refused. Otherwise, they can use any other credential."""
 
     _token: str = PrivateAttr("")
 
@@ -141,16 +142,16 @@ class EndpointAuth(Section):
 
 
 class RateLimiting(Section):
-    """A `tools:` entry of `nhi:<name>`, which those in budgets.yaml can only narrow."""
+    """A `tools:` entry for `nhi:<name>`. Entries in `budgets.yaml` can only lower these limits."""
 
     requests_per_second: PerSecond | None = None
-    """Requests a second, of all callers together."""
+    """Maximum number of requests per second."""
     burst: Count | None = None
-    """How many may come at once; without it, one second's worth."""
+    """Maximum number of requests at once. Default: one second's worth."""
     daily_quota: Quota | None = None
-    """Requests a day (UTC); 0 is without bound."""
+    """Maximum number of requests per day (UTC). 0 means unlimited."""
     per_principal: bool = False
-    """Whether each caller has these limits for itself."""
+    """Whether each caller has its own counters. Otherwise, all callers share them."""
 
     def _faults(self) -> Iterator[Finding]:
         yield from rate_faults(self.requests_per_second, self.burst)
@@ -160,17 +161,17 @@ class AgentOffer(Section):
     """How an agent is offered to callers: the seed's A2AEndpoint."""
 
     agent_id: Annotated[UUID | None, Field(strict=False)] = None
-    """The UUID by which the task API knows it, in addition to its name."""
+    """UUID of the agent in the task API, in addition to its name."""
     base_path: OwnPath = None
     """A second address, in addition to `/agents/<name>`. The card at each address names that address."""
     grpc_port: Annotated[int | None, Field(ge=0, le=65535)] = None
-    """A port of its own, in addition to `server.grpc`, at the same host, for callers that can name no tenant."""
+    """A gRPC port of its own, in addition to `server.grpc`, at the same host, for callers that cannot name a tenant."""
     transport_protocols: Many[Transport] = TRANSPORTS
-    """The bindings that callers may use at its addresses. What they may not is in no card, and refused."""
+    """Bindings that callers may use. Other bindings are omitted from the card and refused."""
     authentication: EndpointAuth | None = None
-    """A credential of its own for callers."""
+    """A credential for the addresses of this agent only."""
     rate_limiting: RateLimiting | None = None
-    """How often it may be called, in addition to the limits of budgets.yaml."""
+    """Limits of the agent, in addition to those of `budgets.yaml`."""
 
 
 def offer_faults(offer: AgentOffer, *, anonymous: bool) -> Iterator[Finding]:

@@ -94,12 +94,13 @@ Pattern = Annotated[str, Field(max_length=512), AfterValidator(_pattern)]
 
 
 class Allowed(Section):
-    """The values that a call may choose: those in a list, or those that a regular expression matches as a whole."""
+    """The values that a call may choose: those in `values`, or those that `matches` matches as a whole."""
 
     values: Many[Argument] = ()
-    """The allowed values, exactly as written. An option whose only value is "" is passed without a value."""
+    """Allowed values, exactly as written. An option whose only value is "" is passed without a value."""
     matches: Pattern | None = None
-    """A regular expression for the whole value, of at most 256 characters; no look-around, no back-references."""
+    """Regular expression that must match the whole value, of at most 256 characters. Look-around and back-references
+    are not supported."""
 
     def _faults(self) -> Iterator[Finding]:
         if bool(self.values) == (self.matches is not None):
@@ -116,87 +117,90 @@ class Allowed(Section):
 
 
 class PerCall(Section):
-    """What a call may choose in addition to its prompt. Nothing, unless it is named here."""
+    """What a call may choose in addition to its prompt. By default, nothing."""
 
     cli_args: dict[Argument, Allowed] = Field(default_factory=dict)
-    """Options, by name as in `cli_args`, and the values that each may have."""
+    """Options, by name as in `cli_args`, and the allowed values of each."""
     envs: dict[VariableName, Allowed] = Field(default_factory=dict)
-    """Variables of its environment, and the values that each may have."""
+    """Environment variables, and the allowed values of each."""
     working_directories: Many[PathField] = ()
-    """Folders in which it may be asked to work."""
+    """Folders that a call may choose as the working folder."""
 
 
 class Resources(Section):
-    """What one process of it may take (setrlimit); the operating system ends or refuses what goes beyond."""
+    """Limits of one process of the agent (`setrlimit`). The operating system ends a process that exceeds one, or
+    refuses the request."""
 
     cpu_s: Count | None = None
-    """Seconds of CPU time."""
+    """CPU time in seconds."""
     memory: Bytes | None = None
     """Address space. An interpreter with many threads reserves far more than it uses."""
     open_files: Count | None = None
-    """Open files."""
+    """Number of open files."""
     processes: Count | None = None
-    """Processes of its operating system's user, all programs of that user counted."""
+    """Number of processes of the agent's operating system user, counted over all programs of that user."""
     file_size: Bytes | None = None
-    """The largest file that it may write."""
+    """Size of the largest file that the process may write."""
 
 
 class Retries(Section):
-    """When a run that failed is tried again: only for what may be gone the next time."""
+    """Retries of failed runs. Only temporary failures are retried."""
 
     max: Annotated[int, Field(ge=0, le=20)] = 0
-    """How many more tries there are."""
+    """Maximum number of retries."""
     backoff_s: Seconds = 1.0
-    """The rest before the first of them, twice as long before each further one, give or take a fifth."""
+    """Delay before the first retry. It doubles with each further retry, up to 60 seconds, and varies by up to 20%."""
     exit_codes: Many[Annotated[int, Field(ge=1, le=255)]] = ()
-    """Exit codes that mean "try again", such as 75 (EX_TEMPFAIL)."""
+    """Exit codes that mean a temporary failure, such as 75 (EX_TEMPFAIL)."""
     retry_read_write: bool = False
-    """Whether that holds for a read-write agent too: what it did before it failed, it does again."""
+    """Whether to retry a read-write agent too. A retry can repeat what the failed run already did."""
 
 
 class Skill(Section):
-    """One thing that it can do, as its card says. A call names it in its metadata, and rules read it as `call.tool`."""
+    """A skill of the agent in its card. A call names the skill in its metadata, and rules read it as `call.tool`."""
 
     id: Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9_.\-/]+$")]
-    """Its name in calls."""
+    """Name of the skill in calls."""
     name: Annotated[str, Field(min_length=1, max_length=200)]
-    """Its name for people."""
+    """Display name."""
     description: Annotated[str, Field(max_length=4_000)] = ""
-    """What it does."""
+    """Description of the skill."""
     tags: Many[Annotated[str, Field(min_length=1, max_length=64)]] = ()
-    """Words to find it by."""
+    """Keywords by which the skill can be found."""
     examples: Many[Annotated[str, Field(min_length=1, max_length=1_000)]] = ()
-    """Prompts that it is for."""
+    """Example prompts."""
 
 
 class Capabilities(Section):
-    """The capabilities that its card names and that apply."""
+    """Capabilities that the card names and the sidecar enforces."""
 
     supported_methods: Many[Method] = METHODS
-    """What it can be asked; every other method is refused as unsupported."""
+    """Methods that callers can use. Every other method is refused as unsupported."""
     max_input_size: Bytes = 1024 * 1024
-    """The largest prompt."""
+    """Maximum size of a prompt."""
     max_output_size: Bytes = 1024 * 1024
-    """The most that a run may say; the run of a program that says more is ended, and has failed."""
+    """Maximum size of the output of a run. The run of a program that exceeds it is ended and fails."""
     streaming_support: bool = True
-    """Whether its output is streamed."""
+    """Whether the output is streamed."""
     concurrent_execution: bool | None = None
-    """Whether it runs several times at once, as it follows from `max_concurrent_executions`; written, it must agree."""
+    """Whether several runs can execute at once. It follows from `max_concurrent_executions`; if you set it, it must
+    agree."""
     supported_content_types: Many[Annotated[str, Field(pattern=r"^[a-z]+/[A-Za-z0-9.+\-*]+$", max_length=128)]] = (
         "text/plain",
         "application/json",
     )
-    """Media types of the parts that it takes. A data part that only says how it is called is always taken."""
+    """Media types of message parts that the agent accepts. A data part that only sets options of the call is always
+    accepted."""
 
 
 class Endpoint(AgentOffer):
-    """How it is offered over A2A."""
+    """How the agent is offered over A2A."""
 
     capabilities: Capabilities = Field(default_factory=Capabilities)
     version: Annotated[str, Field(min_length=1, max_length=64)] = "1.0.0"
-    """Its version, as its card says."""
+    """Version of the agent in its card."""
     skills: Many[Skill] = ()
-    """What it is good for; by default one, of its own name."""
+    """Skills of the agent. Default: one skill with the name of the agent."""
 
 
 class TextPatterns(NamedTuple):
@@ -207,78 +211,82 @@ class TextPatterns(NamedTuple):
 
 
 class CliAgent(Section):
-    """A program that is an agent."""
+    """A command-line agent."""
 
     id: Annotated[str | None, Field(min_length=1, max_length=128)] = None
-    """Its identifier; by default its key here."""
+    """Identifier. Default: the key of this entry."""
     name: Annotated[str | None, Field(min_length=1, max_length=200)] = None
-    """Its name for people, unlike every other one's; by default its key here."""
+    """Display name. It must be unique. Default: the key of this entry."""
     description: Annotated[str, Field(max_length=4_000)] = ""
-    """What it is for, as its card says."""
+    """Description of the agent in its card."""
     agent_type: (
         Literal["stdin-stdout", "stdin-file", "file-input", "file-file", "args-stdout", "args-file", "json-rpc"] | None
     ) = None
-    """Both patterns in one value."""
+    """Input pattern and output pattern in one value."""
     executable: Command
-    """The program: a path, or a name on PATH. No shell reads it."""
+    """Program of the agent: a name on `PATH`, or a path, absolute or relative to the folder of `sidecar.yaml`. It is
+    started without a shell."""
     args: Many[Argument] = ()
-    """Its arguments. `{input_file}`, `{output_file}` and `{prompt}` are replaced where they are whole arguments.
-    Otherwise the prompt is the last argument, after `--`. Without `--` before it, a prompt that begins with `-` is
-    refused."""
+    """Arguments of the program. `{input_file}`, `{output_file}` and `{prompt}` are replaced if they are whole
+    arguments. Otherwise, the prompt is the last argument, after `--`. A prompt that begins with `-` is refused unless
+    `--` precedes it."""
     cli_args: dict[Argument, Argument] = Field(default_factory=dict)
-    """Options and their values, `--name: value`, before `args`; of one without a value the value is ""."""
+    """Options and their values, `--name: value`, which precede `args`. Set the value "" for an option without one."""
     working_directory: PathField | None = None
-    """Its working folder; by default an empty one of its own for each run, which goes with it."""
+    """Working folder of the program. Default: an empty folder for each run, which is removed with it."""
     envs: dict[VariableName, Argument] = Field(default_factory=dict)
-    """Its environment, in addition to PATH, HOME, LANG and TMPDIR of the sidecar's own."""
+    """Environment variables of the program, in addition to the sidecar's `PATH`, `HOME`, `LANG` and `TMPDIR`."""
     env_path: PathField | None = None
-    """File of further, secret variables, a line `NAME=value` each, taken out of what it says. `envs` wins."""
+    """File with secret environment variables, one `NAME=value` per line. Their values are removed from the output.
+    `envs` takes precedence."""
     mode: Mode = "task"
-    """`task` is a process for each run, `interactive` one for each conversation of a caller."""
+    """`task` starts a process for each run, `interactive` one for each conversation of a caller."""
     input_pattern: Input | None = None
-    """How it gets its input; by default on its standard input."""
+    """How the program receives its input. Default: standard input."""
     output_pattern: Output | None = None
-    """Where its answer is; by default on its standard output."""
+    """Where the program writes its answer. Default: standard output."""
     input_file_template: FileTemplate = "input-{execution_id}.txt"
-    """The name of the file that holds the prompt. Its path replaces `{input_file}` in `args`, or is the last one."""
+    """Name of the file with the prompt. Its path replaces `{input_file}` in `args`, or is the last argument."""
     output_file_template: FileTemplate = "output-{execution_id}.txt"
-    """The name of the file that it writes. Its path replaces `{output_file}` in `args`, or is the last one."""
+    """Name of the file that the program writes. Its path replaces `{output_file}` in `args`, or is the last
+    argument."""
     access_type: Access = "read-only"
-    """A read-write agent runs once at a time, on all replicas together."""
+    """A read-write agent executes one run at a time, across all replicas."""
     max_concurrent_executions: Count | None = None
-    """How many runs there are at once here: 1 of a read-write agent, by default 4 of a read-only one."""
+    """Maximum number of concurrent runs in this process: 1 for a read-write agent, 4 by default for a read-only one."""
     max_queue: Count = 100
-    """How many wait for their turn, of one caller half of them at most; further ones are refused."""
+    """Maximum number of waiting runs, at most half of them of one caller. Further runs are refused."""
     queue_timeout: Seconds = 600.0
-    """How long one waits for its turn, until it has failed."""
+    """Maximum time that a run waits. After that, the run ends as `timeout`."""
     timeout: Seconds = 300.0
-    """How long a try, or a turn of a conversation, may take."""
+    """Maximum duration of one try of a run, or of one turn of a conversation."""
     session_timeout: Seconds = 3600.0
-    """How long the process of a conversation may live."""
+    """Maximum lifetime of the process of a conversation."""
     idle_timeout: Seconds = 300.0
-    """How long it stays alive without a message."""
+    """Time without a message after which the process of a conversation ends."""
     keep_alive: bool = True
-    """Whether the process of a conversation stays alive between its turns; otherwise each turn has a new one."""
+    """Whether the process of a conversation stays alive between turns. Otherwise, each turn starts a new process."""
     max_sessions: Count = 16
-    """How many conversations have a process; beyond, the one that was silent longest, of the caller with most, ends."""
+    """Maximum number of conversations with a process. Beyond it, the longest idle process of the caller with the most
+    processes ends."""
     turn_end: Annotated[str, Field(min_length=1, max_length=64)] = "\n"
-    """What ends a turn's answer on standard output in a conversation: by default the end of a line."""
+    """Text that ends an answer on standard output in a conversation. Default: the end of a line."""
     newlines: Newlines = "refuse"
-    """How to handle a prompt of several lines where a line is a turn: it is refused, its lines are joined by a
-    `space`, or each prompt is written as a `json` string."""
+    """How to handle a prompt of several lines if a line is a turn: `refuse` it, join its lines with a `space`, or write
+    each prompt as a `json` string."""
     greets: bool = False
-    """Whether it shows a prompt of its own first: what it says up to the first `turn_end` is no answer."""
+    """Whether the program first shows a prompt of its own. Output up to the first `turn_end` is then not an answer."""
     strip_control: bool = True
-    """Whether terminal control sequences are taken out of what it says."""
+    """Whether to remove terminal control sequences from the output of the program."""
     per_call: PerCall = Field(default_factory=PerCall)
     resources: Resources = Field(default_factory=Resources)
     retries: Retries = Field(default_factory=Retries)
     keep_runs: Count = 1_000
-    """How many finished runs are stored; beyond that, the oldest of the caller with most of them is deleted."""
+    """Maximum number of stored finished runs. Beyond it, the oldest run of the caller with the most runs is deleted."""
     enabled: bool = True
-    """Whether it can be called; one that cannot is no upstream."""
+    """Whether the agent can be called. A disabled agent is not an upstream."""
     anonymous: bool = False
-    """Whether callers without any credential reach it as `anonymous`; rules must still allow `anonymous`."""
+    """Whether callers without a credential can call it as `anonymous`. Rules must still allow `anonymous`."""
     a2a: Endpoint = Field(default_factory=Endpoint)
     breaker: BreakerSettings = Field(default_factory=BreakerSettings)
     probe: ProbeSettings = Field(default_factory=ProbeSettings)

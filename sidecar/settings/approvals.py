@@ -14,16 +14,16 @@ MAX_RECEIVERS = 16
 
 
 class ApprovalReceiver(Section):
-    """A webhook that gets a notice of each request for approval, and of its answer. `callbacks.allow` must name its
+    """A webhook that receives a notice of each request for approval, and of its answer. `callbacks.allow` must name its
     host."""
 
     url: HttpUrl | None = None
-    """Its address."""
+    """URL of the webhook."""
     url_path: PathField | None = None
-    """File with its address, for one that is a secret, as those of Slack are."""
+    """File with the URL of the webhook, if the URL is a secret, as for Slack."""
     format: Literal["json", "slack"] = "json"
-    """`json` is the sidecar's own document; `slack` a message that Slack, Mattermost and Rocket.Chat show. Neither has
-    the arguments of the call."""
+    """`json` is the sidecar's own document. `slack` is a message that Slack, Mattermost and Rocket.Chat can show.
+    Neither contains the arguments of the call."""
 
     def address(self) -> str:
         """Raises SettingsError for a file that cannot be used."""
@@ -35,16 +35,17 @@ class ApprovalReceiver(Section):
 
 
 class ApprovalSettings(Section):
-    """Calls that wait for a person's approval (`approval=` in policy)."""
+    """Calls that wait for a person's approval (`approval=` in a rule)."""
 
     hold: Annotated[Seconds, Field(ge=0.0, le=MAX_HOLD_S)] = 60.0
-    """How long a call of a session is held for the answer before it is refused as `approval-pending`."""
+    """Maximum time that a call of a session is held for the answer. After that, it is refused as `approval-pending`."""
     page: HttpUrl | None = None
-    """The address at which people answer, before the id of a request. By default that of the console, if
-    `admin.console.url` is set."""
+    """URL of the page on which people answer; the sidecar appends the id of the request. Default: the page of the
+    console, if `admin.console.url` is set."""
     notify: Annotated[Many[ApprovalReceiver], Field(max_length=MAX_RECEIVERS)] = ()
-    """Webhooks that get a notice when an approval is requested, given, refused or withdrawn, or expires."""
+    """Webhooks that receive a notice when an approval is requested, given, refused or withdrawn, or expires."""
     max_per_principal: Annotated[int, Field(ge=1, le=10_000)] = 100
-    """How many approvals of one principal may be stored. Beyond that its further calls are refused."""
+    """Maximum number of stored approvals of one principal. Beyond it, further calls that need an approval are
+    refused."""
     max: Annotated[int, Field(ge=1, le=100_000)] = 10_000
-    """How many may be stored in total."""
+    """Maximum number of stored approvals in total."""

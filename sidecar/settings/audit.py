@@ -39,22 +39,23 @@ class RedisSink(Section):
     """A stream in Redis or Valkey."""
 
     store: StoreSettings | None = None
-    """Where it is, with what `store` has; by default the store of limits. Neither Sentinel nor Cluster."""
+    """Redis or Valkey that holds the stream, with the keys of `store`. Default: the server of `store`. Sentinel and
+    Cluster are not supported."""
     stream: Word | None = None
-    """Its key. Each sidecar needs its own; by default `sidecar:audit:<host name>`."""
+    """Key of the stream. Each sidecar needs its own. Default: `sidecar:audit:<host name>`."""
     max_length: Annotated[int, Field(ge=1000, le=10**12)] | None = None
-    """Approximately how many of the newest lines to retain; by default all."""
+    """Approximate number of the newest lines to retain. By default, all are retained."""
 
 
 class OtlpSink(Section):
     """A receiver of OpenTelemetry logs over HTTP."""
 
     url: Annotated[HttpUrl, AfterValidator(_otlp_url)]
-    """Its whole address, usually `…:4318/v1/logs`."""
+    """Full URL of the receiver, usually `…:4318/v1/logs`."""
     header_paths: Mapping[HeaderName, PathField] = {}
-    """Headers, and the file with the value of each; over https, or on this machine."""
+    """Headers, and the file with the value of each. Requires https, or a receiver on this machine."""
     ca_path: PathField | None = None
-    """The authorities that sign its certificate; without it, those of the machine."""
+    """PEM file with the authorities to trust for https, instead of those of the system."""
 
     def _faults(self) -> Iterator[Finding]:
         parts = urlsplit(self.url)
@@ -68,26 +69,26 @@ class OtlpSink(Section):
 
 
 class CheckpointSettings(Section):
-    """Signed statements of where the log ended, in the log itself; at a stop there is always one."""
+    """Signed statements of where the log ends, in the log itself. The sidecar always writes one when it stops."""
 
     every_s: Seconds = 300.0
     """Interval between checkpoints, if there are new records."""
     to: Many[Literal["stdout", "store"]] = ()
-    """Where they are published besides: standard output, the store: out of reach of the log's own host."""
+    """Where checkpoints are also published, out of reach of the host of the log: standard output, the store."""
     known_path: PathField | None = None
-    """A file of this log's published checkpoints, in addition to those in the store. A start with a log that is behind
-    them reports it."""
+    """File with published checkpoints of this log, in addition to those in the store. If the log ends before one of
+    them, the sidecar reports it at its start."""
 
 
 class RotationSettings(Section):
-    """A file that is set aside keeps its chain; `audit verify` reads all of a folder."""
+    """Rotation of the log. A rotated file keeps its chain; `audit verify` reads all files of a folder."""
 
     max_bytes: Bytes | None = None
-    """Rotate once the file of records, or of stored results, reaches this size. By default it grows."""
+    """Rotate the file when the records, or the stored results, reach this size. By default, the file grows."""
     every_s: Seconds | None = None
-    """Rotate the file once its first record reaches this age."""
+    """Rotate the file when its first record reaches this age."""
     keep: Count | None = None
-    """How many rotated files to retain. The deletion of an older one is recorded first. By default all are retained."""
+    """Maximum number of rotated files. The deletion of an older one is recorded first. By default, all are retained."""
 
 
 _WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+|[0-9]+")
@@ -115,30 +116,30 @@ ClearPointers = Annotated[Many[ClearPointer], Field(min_length=1, max_length=8)]
 
 
 class AuditSettings(Section):
-    """The audit trail."""
+    """The audit log."""
 
     sink: Literal["file", "stdout", "redis", "otlp"] = "file"
-    """Where the evidence is: a `file`; `stdout`, for containers; `redis`, a stream; `otlp`, a receiver of logs."""
+    """Where records are written: a `file`; `stdout`, for containers; `redis`, a stream; `otlp`, a receiver of logs."""
     durability: Literal["strict", "disk", "best_effort"] = "strict"
-    """`strict`: passed to the operating system, or acknowledged by the sink, before the next step; `disk`: on the disk
-    too, for a file; `best_effort`: no call waits, and a loss is only counted."""
+    """`strict`: the operating system or the sink has the record before the next step. `disk`: the disk has it too, for
+    a file. `best_effort`: no call waits, and lost records are only counted."""
     path: PathField | None = None
-    """The file; by default audit/audit.jsonl in the data folder."""
+    """File of the log. Default: `audit/audit.jsonl` in the data folder."""
     key_path: PathField | None = None
-    """File with the key of the hashes; by default one is made in the data folder at first start."""
+    """File with the key of the hashes. Default: a key that is created in the data folder at the first start."""
     previous_key_paths: Many[PathField] = ()
-    """Files with earlier keys, for records of their time; `keys/audit.previous.key` in the data folder is one too."""
+    """Files with earlier keys, for older records. `keys/audit.previous.key` in the data folder is always included."""
     clear_arguments: Annotated[dict[ClearObject, ClearPointers], Field(max_length=64)] = Field(default_factory=dict)
-    """Arguments recorded in clear, for `policy replay`: up to 8 JSON Pointers for each of 64 exact tools or prompts.
-    Only short texts, numbers, booleans and null, and nothing that looks like a credential."""
+    """Arguments that are recorded in clear, for `policy replay`: up to 8 JSON Pointers for each of up to 64 exact tools
+    or prompts. Only short texts, numbers, booleans and null, and no value that looks like a credential."""
     checkpoint_key_path: PathField | None = None
-    """PEM file with the Ed25519 key that signs checkpoints; by default one is made in the data folder."""
+    """PEM file with the Ed25519 key that signs checkpoints. Default: a key that is created in the data folder."""
     checkpoints: CheckpointSettings = Field(default_factory=CheckpointSettings)
     rotate: RotationSettings = Field(default_factory=RotationSettings)
     redis: RedisSink | None = None
-    """The stream of `redis`."""
+    """Stream for `sink: redis`."""
     otlp: OtlpSink | None = None
-    """The receiver of `otlp`."""
+    """Receiver for `sink: otlp`."""
 
     def _faults(self) -> Iterator[Finding]:
         if self.sink != "file":

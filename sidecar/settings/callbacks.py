@@ -84,21 +84,23 @@ NetworkField = Annotated[
 
 
 class CallbackSettings(Section):
-    """Callbacks and push notifications to addresses that callers chose. They wait in `records.sqlite`, or in memory
-    with `tasks.store: memory`; with `tasks.store: redis`, replicas share who registered what."""
+    """Callbacks and push notifications to addresses that callers choose. They wait in `records.sqlite`, or in memory
+    with `tasks.store: memory`. With `tasks.store: redis`, replicas share the registrations."""
 
     allow: Many[PlaceField] = ()
-    """Hosts that may be called back: `hooks.acme.example`, `*.acme.example` (every name below it), with a port where it
-    is not the scheme's own (`:8443`, or `:*` for any), `*` for every host. By default no host may be called back."""
+    """Hosts that may be called back: `hooks.acme.example`, `*.acme.example` (all names below it), or `*` for every
+    host. Append `:8443` for another port than the scheme's own, or `:*` for any. By default, no host may be called
+    back."""
     schemes: Annotated[Many[Literal["https", "http"]], Field(min_length=1)] = ("https",)
-    """What may be spoken. With `http`, the network between can read what is sent."""
+    """Allowed URL schemes. With `http`, the network in between can read what is sent."""
     networks: Many[NetworkField] = ()
-    """Networks that are not public (loopback, private, …) and may be reached nonetheless, at hosts of `allow`."""
+    """Networks that are not public (loopback, private, …) but may be reached at hosts of `allow`."""
     blocked: Many[NetworkField] = Field(default=("168.63.129.16/32",), validate_default=True)
-    """Public addresses that may never be reached. The default is what Azure's machines trust."""
+    """Public addresses that are never reached. The default is an address that machines in Azure trust."""
     key_path: PathField | None = None
-    """File with the key of their signatures, the same at all replicas; by default one is made in the data folder."""
+    """File with the key that signs callbacks, the same at all replicas. Default: a key that is created in the data
+    folder."""
     ca_path: PathField | None = None
-    """PEM file of authorities that receivers' certificates may come from, in addition to those of the system."""
+    """PEM file with authorities to trust for receivers, in addition to those of the system."""
     timeout_s: Seconds = 5.0
-    """How long one attempt may take, from looking the name up to the answer's status."""
+    """Maximum duration of one attempt, from the lookup of the name to the status of the response."""

@@ -20,14 +20,14 @@ IssuerUrl = Annotated[
 
 
 class OidcRoles(Section):
-    """What a person may do, by a claim of the ID token."""
+    """The roles of people, from a claim of the ID token."""
 
     claim: ClaimName = "groups"
-    """The claim with a string or a list of strings; dots walk into objects (realm_access.roles)."""
+    """Claim that holds a string or a list of strings. Dots select members of objects: `realm_access.roles`."""
     viewer: Many[Word] = ()
-    """Values that grant the role viewer, `*` matching any run of characters."""
+    """Values that grant the role `viewer`. `*` matches any run of characters."""
     operator: Many[Word] = ()
-    """Values that grant the role operator."""
+    """Values that grant the role `operator`. `*` matches any run of characters."""
 
     def _faults(self) -> Iterator[Finding]:
         if not (self.viewer or self.operator):
@@ -36,22 +36,22 @@ class OidcRoles(Section):
 
 
 class OidcSettings(Section):
-    """An OpenID provider at which people log in: authorization code with PKCE. Its redirect address for the console is
-    `<url>/console/oidc/callback`."""
+    """An OpenID provider at which people log in, with authorization code and PKCE. The redirect address of the console
+    is `<url>/console/oidc/callback`."""
 
     issuer: IssuerUrl
-    """The provider, as its ID tokens name it: https://idp.acme.example/realms/acme. If `identity.issuers` has it too,
-    a person who logs in is the same principal as in calls, and answers approvals."""
+    """URL of the provider, as in its ID tokens: `https://idp.acme.example/realms/acme`. If `identity.issuers` has it
+    too, a person who logs in is the same principal as in calls, and can answer approvals."""
     client_id: Word
-    """The console's client id at the provider."""
+    """Client id of the console at the provider."""
     client_secret_path: PathField | None = None
-    """File with the client's secret; without one the client is public."""
+    """File with the client secret. Without it, the client is public."""
     scopes: Many[Scope] = ("openid", "profile")
-    """The scopes to request; `openid` is always requested."""
+    """Scopes to request. `openid` is always requested."""
     algorithms: Annotated[Many[Algorithm], Field(min_length=1)] = ("RS256",)
-    """Algorithms of its signatures."""
+    """Accepted signature algorithms."""
     name_claim: ClaimName = "sub"
-    """The claim that names a person in audit records: `sub`, `email`, `preferred_username`."""
+    """Claim that names a person in audit records, such as `sub`, `email` or `preferred_username`."""
     roles: OidcRoles
 
 
@@ -59,11 +59,12 @@ class ConsoleSettings(Section):
     """The web console, at `/console` of the admin listener."""
 
     enabled: bool = False
-    """Whether the console is served. A login needs `oidc`, or one of `admin.credentials` as `viewer` or `operator`."""
+    """Whether to serve the console. A login requires `oidc`, or an entry of `admin.credentials` with the role `viewer`
+    or `operator`."""
     url: ConsoleOrigin | None = None
-    """The origin under which browsers reach the admin listener, where a proxy is in front: https://ops.acme.example.
-    Needed where the listener is beyond loopback."""
+    """Origin at which browsers reach the admin listener if a proxy is in front: `https://ops.acme.example`. Required
+    beyond loopback."""
     session: Annotated[Seconds, Field(le=MAX_SESSION_S)] = 900.0
     """Idle time after which a login ends. Every login ends after 8 hours."""
     oidc: OidcSettings | None = None
-    """An OpenID provider at which people log in with their own accounts."""
+    """OpenID provider at which people log in with their own accounts."""

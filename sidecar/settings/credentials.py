@@ -22,29 +22,29 @@ KINDS = ("bearer_path", "header", "client_credentials", "token_exchange", "signe
 
 
 class TokenClient(Section):
-    """The client registration at a token endpoint, and the token that it requests."""
+    """The client at a token endpoint, and the token that it requests."""
 
     token_url: Annotated[str, https_url("secrets go to a token endpoint over https only")]
-    """The token endpoint: https, or http on this machine. Redirects are not followed."""
+    """URL of the token endpoint: https, or http on this machine. Redirects are not followed."""
     client_id: Word
-    """The sidecar's client id there."""
+    """Client id of the sidecar at the endpoint."""
     auth: Literal["basic", "post", "private_key_jwt"] = "basic"
-    """How the client authenticates: the secret in the Authorization header, or in the body, or a signed JWT (RFC
-    7523)."""
+    """How the client authenticates: its secret in the `Authorization` header (`basic`) or in the body (`post`), or a
+    signed JWT (RFC 7523)."""
     secret_path: PathField | None = None
-    """File with the client's secret, for `basic` and `post`."""
+    """File with the client secret, for `basic` and `post`."""
     key_path: PathField | None = None
-    """PEM file with the client's private key, for `private_key_jwt`."""
+    """PEM file with the private key of the client, for `private_key_jwt`."""
     key_id: Word | None = None
-    """The `kid` under which that key is known there; by default its RFC 7638 thumbprint."""
+    """`kid` of that key at the endpoint. Default: its RFC 7638 thumbprint."""
     assertion_audience: Word | None = None
-    """The `aud` of that JWT; by default the token endpoint."""
+    """`aud` of the signed JWT. Default: the token endpoint."""
     scope: Many[Scope] = ()
     """Scopes to request."""
     audience: Word | None = None
-    """The `audience` to request."""
+    """`audience` to request."""
     resource: Word | None = None
-    """The `resource` to ask for (RFC 8707): as a rule the upstream's url."""
+    """`resource` to request (RFC 8707), usually the URL of the upstream."""
 
     def _faults(self) -> Iterator[Finding]:
         needed, other = ("key_path", "secret_path") if self.auth == "private_key_jwt" else ("secret_path", "key_path")
@@ -56,46 +56,48 @@ class TokenClient(Section):
 
 
 class TokenExchange(TokenClient):
-    """A token for the caller, in exchange for the one that the caller showed (RFC 8693)."""
+    """A token for the caller, in exchange for the caller's own token (RFC 8693)."""
 
     subject_token_type: Literal["access_token", "jwt"] = "access_token"
-    """The type under which the caller's token is sent."""
+    """Type under which the caller's token is sent."""
     actor_token_path: PathField | None = None
-    """File with the sidecar's own token, sent as the actor."""
+    """File with the sidecar's own token, which is sent as the actor token."""
     keep_s: Seconds = 300.0
-    """For how long at most a token is used again for the same caller's token."""
+    """Maximum time for which a token is reused for the same token of the caller."""
 
 
 class Signed(Section):
-    """A short-lived JWT that the sidecar signs, and that names the caller's whole chain."""
+    """A short-lived JWT that the sidecar signs. It names the caller's whole chain."""
 
     audience: Word | None = None
-    """Its `aud`; by default the upstream's url."""
+    """`aud` of the token. Default: the URL of the upstream."""
     ttl_s: Annotated[Seconds, Field(ge=MIN_TTL_S, le=MAX_TTL_S)] = 60.0
-    """How long the token is valid. The sidecar reuses it for half of that time."""
+    """Lifetime of the token. The sidecar reuses it for half of that time."""
     roles: bool = False
-    """Whether it says which roles the caller's token granted to the first of the chain: for another sidecar."""
+    """Whether the token names the roles that the caller's token granted to the first principal of the chain, for
+    another sidecar to use."""
     own: NhiName | None = None
-    """The subject of the sidecar's own requests, such as the list of tools; by default its address."""
+    """Subject of the sidecar's own requests, such as the list of tools. Default: the address of the sidecar."""
 
 
 class UpstreamCredential(Section):
-    """The credential for the upstream, in place of the caller's. Write one of the kinds."""
+    """The credential for the upstream, in place of the caller's. Set one of the kinds."""
 
     bearer_path: PathField | None = None
-    """File with a token, sent as `Authorization: Bearer`."""
+    """File with a token that is sent as `Authorization: Bearer`."""
     header: HeaderName | None = None
-    """The header to send instead."""
+    """Name of another header to send, with the value in `value_path`."""
     value_path: PathField | None = None
-    """File with that header's value."""
+    """File with the value of `header`."""
     client_credentials: TokenClient | None = None
     """The sidecar's own token from a token endpoint (OAuth client credentials), the same for every caller."""
     token_exchange: TokenExchange | None = None
-    """A token from a token endpoint, for each caller. Callers who show no token are refused."""
+    """A token from a token endpoint for each caller. Callers without a token are refused."""
     signed: Signed | None = None
-    """A token that the sidecar signs, naming each caller."""
+    """A token that the sidecar signs and that names the caller."""
     passthrough: bool = False
-    """The caller's own token, for a server that is meant to have and use it. Callers without one are refused."""
+    """Whether to forward the caller's own token, for a server that is intended to have and use it. Callers without a
+    token are refused."""
     own_bearer_path: PathField | None = None
     """With `passthrough`: file with a token for the sidecar's own requests, such as the list of tools."""
 
@@ -125,9 +127,11 @@ class SigningSettings(Section):
     """The sidecar's signing key. Its public key is served at `/.well-known/jwks.json`."""
 
     key_path: PathField | None = None
-    """PEM file with a private key (P-256, Ed25519, RSA), the same at all replicas; by default one is made in `data`."""
+    """PEM file with the private key (P-256, Ed25519 or RSA), the same at all replicas. Default: a key that is created
+    in the data folder."""
     previous_paths: Many[PathField] = ()
-    """PEM files of earlier keys, still served; `keys/signing.previous.pem` in the data folder is one too."""
+    """PEM files with earlier keys, which are still served. `keys/signing.previous.pem` in the data folder is always
+    included."""
 
 
 def header_faults(headers: Iterable[str], own: str, *, grpc: bool = False) -> Iterator[Finding]:

@@ -95,30 +95,31 @@ DirectHostsField = Annotated[
 
 
 class ProxySettings(Section):
-    """The proxy of outgoing connections."""
+    """The proxy for outgoing connections."""
 
     url: Annotated[str, AfterValidator(_proxy_url)]
-    """Its address: `http://host:port`, or `https://host:port` where it speaks TLS itself."""
+    """URL of the proxy: `http://host:port`, or `https://host:port` if the proxy itself uses TLS."""
     credentials_path: PathField | None = None
-    """File with `user:password`, which the proxy is shown (Basic)."""
+    """File with `user:password` for the proxy (Basic)."""
     no_proxy: Many[DirectHostsField] = ()
-    """Hosts that are reached without it: `acme.example` (and every name below it), `10.0.0.0/8`, `host:8443`, `*`.
-    Networks match addresses, not names. Loopback never goes through a proxy."""
+    """Hosts that are reached without the proxy: `acme.example` (and all names below it), `10.0.0.0/8`, `host:8443`,
+    `*`. Networks match addresses, not names. Loopback never goes through the proxy."""
     resolves_callbacks: bool = False
-    """Whether the proxy looks up the names of callbacks. Then only it can check their addresses (`callbacks.networks`,
-    `callbacks.blocked`); by default the sidecar does, and refuses names that it cannot look up."""
+    """Whether the proxy resolves the names of callbacks. Only the proxy can then check their addresses
+    (`callbacks.networks`, `callbacks.blocked`). By default, the sidecar resolves them, and refuses names that it cannot
+    resolve."""
 
 
 class EgressSettings(Section):
     """Outgoing connections: to upstreams, issuers, token endpoints, policy sources, audit receivers and callbacks."""
 
     proxy: ProxySettings | None = None
-    """By default the one that `HTTPS_PROXY`, `HTTP_PROXY`, `ALL_PROXY` and `NO_PROXY` name; with this none of them is
-    read."""
+    """Proxy for outgoing connections, in place of `HTTPS_PROXY`, `HTTP_PROXY`, `ALL_PROXY` and `NO_PROXY`, which apply
+    by default."""
     environment: bool = True
-    """Whether these variables are read."""
+    """Whether to use the proxy that these environment variables name."""
     ca_path: PathField | None = None
-    """PEM file of authorities to trust in addition to those of the system (or of `SSL_CERT_FILE`)."""
+    """PEM file with authorities to trust, in addition to those of the system (or of `SSL_CERT_FILE`)."""
 
 
 class NamedProxy(NamedTuple):

@@ -96,24 +96,26 @@ class RolesFromSettings(Section):
     """Roles that a token grants to its own subject: `role:<namespace>/<value>`."""
 
     claim: ClaimName
-    """The claim with a string or a list of strings; dots walk into objects (realm_access.roles)."""
+    """Claim that holds a string or a list of strings. Dots select members of objects: `realm_access.roles`."""
     namespace: Slug
-    """The namespace in the names of these roles."""
+    """Namespace of these roles."""
     only: Many[Word] = ()
-    """Only these values become roles, `*` matching any run of characters; empty takes all."""
+    """Values that become roles. `*` matches any run of characters. Default: all values."""
     required: bool = False
     """Whether a token without the claim is refused."""
 
 
 class SpiffeSettings(Section):
-    """Which NHIs the workloads of a SPIFFE trust domain are."""
+    """The NHIs of the workloads in a SPIFFE trust domain."""
 
     trust_domain: TrustDomain
-    """The trust domain: acme.example of spiffe://acme.example/ns/prod/sa/planner. No other's IDs count."""
+    """Trust domain, such as `acme.example` in `spiffe://acme.example/ns/prod/sa/planner`. IDs of other trust domains do
+    not match."""
     path: SpiffePattern | None = None
-    """The path of an ID: `/ns/prod/sa/{id}` makes the segment `{id}` the NHI's id; `*` is any one segment."""
+    """Pattern for the path of an ID. In `/ns/prod/sa/{id}`, the segment `{id}` becomes the id of the NHI. `*` matches
+    one segment."""
     workloads: Mapping[SpiffePath, NhiName] = {}
-    """Path → `nhi:<name>`, before `path` is looked at."""
+    """Map from paths to `nhi:<name>`. It takes precedence over `path`."""
 
     def _faults(self) -> Iterator[Finding]:
         if self.path is None and not self.workloads:
@@ -122,21 +124,24 @@ class SpiffeSettings(Section):
 
 
 class CertificateDomain(SpiffeSettings):
-    """Which NHIs the X.509-SVIDs of a trust domain are."""
+    """The NHIs of the X.509-SVIDs of a trust domain."""
 
     namespace: Slug | None = None
-    """What `path` names becomes `nhi:<namespace>/<id>`; needed by all but one of several trust domains."""
+    """Namespace of the NHIs that `path` names: `nhi:<namespace>/<id>`. Of several trust domains, only one can omit
+    it."""
 
 
 class CertificateSettings(Section):
     """The principals of client certificates."""
 
     spiffe: Many[CertificateDomain] = ()
-    """Trust domains: a certificate with a SPIFFE ID is that workload, and its other names count for nothing."""
+    """Trust domains. A certificate with a SPIFFE ID identifies that workload, and its other names are ignored."""
     names: Annotated[Mapping[CertificateName, str], Field(max_length=10_000)] = {}
-    """Name in a certificate (`spiffe://…`, `uri:…`, `dns:…`, `subject:CN=planner,O=Acme`) → `nhi:…` or `user:…`."""
+    """Map from names in certificates (`spiffe://…`, `uri:…`, `dns:…`, `subject:CN=planner,O=Acme`) to `nhi:…` or
+    `user:…`."""
     others: Literal["refuse", "ignore"] = "refuse"
-    """What a certificate without a known name is: a bad credential, or only the key that a token may be bound to."""
+    """How to treat a certificate without a known name: `refuse` it as a bad credential, or `ignore` it except as the
+    key that a token may be bound to."""
 
     def _faults(self) -> Iterator[Finding]:
         if not self.spiffe and not self.names and self.others == "refuse":
@@ -153,14 +158,15 @@ class CertificateSettings(Section):
 
 
 class TrustedProxy(Section):
-    """A proxy that may forward the certificate of its caller. All conditions written here must hold."""
+    """A proxy that may forward the certificate of its caller. It must match all conditions that are set."""
 
     address: ProxyAddress | None = None
-    """Where it comes from: an address, a network such as 10.1.0.0/24, or `unix`."""
+    """Address of the proxy: an IP address, a network such as `10.1.0.0/24`, or `unix`."""
     certificate: CertificateName | None = None
-    """A name in its own client certificate."""
+    """Name in the client certificate of the proxy."""
     element: Literal["last", "first"] = "last"
-    """Which element is the caller's: `first` only where this proxy accepts no such header itself."""
+    """Element of the header that describes the caller. Use `first` only if this proxy does not accept the header from
+    its callers."""
 
     def _faults(self) -> Iterator[Finding]:
         if self.address is None and self.certificate is None:
@@ -172,46 +178,50 @@ class IssuerSettings(Section):
     """An issuer of tokens, and the names that its tokens may contain."""
 
     issuer: Word
-    """The exact `iss` of its tokens."""
+    """Exact `iss` of its tokens."""
     preset: Annotated[
         Literal["keycloak", "entra", "okta", "spiffe", "sidecar"] | None,
-        Field(description="Defaults for a product's tokens; keys set here take precedence."),
+        Field(description="Defaults for the tokens of a product. Settings in the file take precedence."),
     ] = None
     audiences: Many[Word] = ()
-    """Further accepted `aud`. The called address (<public_url>/mcp/<server>) is always accepted."""
+    """Accepted values of `aud`, in addition to the called address (`<public_url>/mcp/<server>`)."""
     jwks_url: KeyUrl | None = None
-    """Where its public keys are fetched; a preset knows it."""
+    """URL of the issuer's public keys. All presets except `spiffe` set it."""
     jwks_path: PathField | None = None
-    """File with its public keys, instead of jwks_url."""
+    """File with the issuer's public keys, instead of `jwks_url`."""
     algorithms: Annotated[Many[Algorithm], Field(min_length=1)] = ("RS256",)
-    """The signature algorithms of its keys, no others."""
+    """Accepted signature algorithms."""
     kinds: Annotated[Many[Literal["user", "nhi"]], Field(min_length=1)] = ("user",)
-    """The kinds of principals that its tokens may name."""
+    """Kinds of principals that its tokens may name."""
     namespace: Slug | None = None
-    """Its names become `user:<namespace>/<id>`; needed by all but one of several issuers."""
+    """Namespace of the principals in its tokens: `user:<namespace>/<id>`. Of several issuers, only one can omit it."""
     typ: Annotated[
         Many[Annotated[Word, AfterValidator(lambda word: "" if word == "none" else word)]], BeforeValidator(listed)
     ] = ()
-    """Accepted `typ` headers of its access tokens, `none` for one without; empty is at+jwt and JWT, or the preset's."""
+    """Accepted `typ` headers of access tokens. `none` accepts tokens without one. Default: `at+jwt` and `JWT`, or those
+    of the preset."""
     actor_from: Literal["act", "azp", "client_id", "cid", "appid"] | None = None
-    """The claim with the client id that is looked up in `clients`; `act` looks up none (RFC 8693 is always read)."""
+    """Claim with the client id to look up in `clients`. `act` looks up nothing, because the sidecar always reads `act`
+    (RFC 8693)."""
     clients: Mapping[Word, str] = {}
-    """Client id → `direct` (a person's own program) or `nhi:<name>`; a client that is not listed is refused."""
+    """Map from client ids to `direct` (a person's own program) or `nhi:<name>`. A client that is not listed is
+    refused."""
     roles_from: RolesFromSettings | None = None
-    """Roles from a claim."""
+    """Roles from a claim of the token."""
     kind_claim: ClaimName | None = None
-    """The claim whose value is `user` or `nhi`; without it and with several kinds, `sub` says it: `nhi:planner`."""
+    """Claim whose value is `user` or `nhi`. Without it, if there are several `kinds`, `sub` contains the kind:
+    `nhi:planner`."""
     subject_kind: Literal["user", "nhi"] | None = None
-    """What every bare `sub` is, where kinds has both; each `act.sub` is an NHI then, bare as RFC 8693 shows it."""
+    """Kind of every bare `sub`, if `kinds` has both. Each `act.sub` is then a bare NHI, as in RFC 8693."""
 
     actors: Many[NhiName] = ()
-    """Makes it a peer, another sidecar: the NHIs for which it may speak. The newest actor of its tokens, or the
-    audience of a token that was lent, must be one of them."""
+    """Makes the issuer a peer, another sidecar that may speak for these NHIs. The newest actor of its tokens, or the
+    audience of a token that it delegates, must be one of them."""
     relays: Many[Slug] = ()
-    """Of a peer without a namespace: the namespaces of other issuers whose names it may pass on."""
+    """For a peer without `namespace`: namespaces of other issuers whose names it may pass on."""
 
     spiffe: SpiffeSettings | None = None
-    """Its `sub` is a SPIFFE ID, and who that is. The preset spiffe needs it."""
+    """Makes `sub` a SPIFFE ID that identifies an NHI. The preset `spiffe` requires it."""
 
     @model_validator(mode="before")
     @classmethod
@@ -304,20 +314,21 @@ class IssuerSettings(Section):
 
 
 class IdentitySettings(Section):
-    """Tokens and keys."""
+    """Tokens, API keys and certificates that identify callers."""
 
     issuers: Many[IssuerSettings] = ()
-    """The issuers whose tokens are accepted."""
+    """Issuers whose tokens are accepted."""
     api_keys_path: PathField | None = None
-    """YAML file with the API keys, as MACs."""
+    """YAML file with the MACs of the API keys."""
     api_keys_pepper_path: PathField | None = None
-    """File with the secret that hashes API keys, the same at every replica. By default in the data folder."""
+    """File with the secret that hashes API keys, the same at all replicas. Default: a secret that is created in the
+    data folder."""
     certificates: CertificateSettings | None = None
-    """The principals of client certificates."""
+    """Principals of client certificates."""
     trusted_proxies: Many[TrustedProxy] = ()
-    """Proxies whose `X-Forwarded-Client-Cert` is accepted. From all other callers it is ignored."""
+    """Proxies whose `X-Forwarded-Client-Cert` header is accepted. From all other callers, the header is ignored."""
     max_token_lifetime_s: Seconds = 86400.0
-    """A token that lives longer (exp - iat) is refused."""
+    """Maximum lifetime of a token (`exp` - `iat`). A token with a longer lifetime is refused."""
 
     def _faults(self) -> Iterator[Finding]:
         """Check that no issuer can mint names of another (CONTRACT 1.1)."""

@@ -52,13 +52,13 @@ def _sides(value: Any) -> Any:
 
 
 class AuthzenType(Section):
-    """What one type of AuthZEN is here. A single name stands for the side on which it can stand."""
+    """The sidecar's names for one AuthZEN type. A single name applies to the sides on which it can occur."""
 
     subject: Annotated[Word, AfterValidator(_subject)] | None = None
-    """The principal, with `*` for the id: `user:corp/*`."""
+    """Principal, with `*` for the id: `user:corp/*`."""
     resource: Annotated[Word, AfterValidator(_resource)] | None = None
-    """The object, with `*` for the id: `tool:records/*`. With `{action}`, the action's name is part of the object, and
-    the object is used: `tool:records/{action}/*` is asked with `tools/call`."""
+    """Object, with `*` for the id: `tool:records/*`. With `{action}`, the name of the action is part of the object, and
+    the object is used: `tool:records/{action}/*` is decided for `tools/call`."""
 
 
 def _action(text: str) -> str:
@@ -74,38 +74,39 @@ class AuthzenSettings(Section):
     """The vocabulary of AuthZEN requests, and the sidecar's names for it."""
 
     url: Annotated[HttpUrl, named(_URL, "URL without a path", "https://pdp.acme.example")] | None = None
-    """The URL under which enforcement points reach these endpoints, for their metadata. By default the one that a
-    request for the metadata names."""
+    """URL under which enforcement points reach the AuthZEN endpoints, for their metadata. Default: the URL of the
+    request for the metadata."""
     types: Mapping[Word, Annotated[AuthzenType, BeforeValidator(_sides)]] = Field(default_factory=dict)
-    """Names of subjects and resources by their type, with `*` for the id: `record: tool:records/*`, or with the action
-    as a part of the name `tool:records/{action}/*`. A type that is both has `{subject, resource}`. Known without an
-    entry: `user`, `identity`, `nhi`, `agent`, `tool`, `prompt`, `resource`, `mcp_server`."""
+    """Names by AuthZEN type, with `*` for the id and optionally `{action}`: `record: tool:records/{action}/*`. A type
+    of both kinds has `{subject, resource}`. Predefined: `user`, `identity`, `nhi`, `agent`, `tool`, `prompt`,
+    `resource`, `mcp_server`."""
     actions: Mapping[Word, Annotated[Word, AfterValidator(_action)]] = Field(default_factory=dict)
-    """Actions: `can_read: resources/read`. An action without an entry keeps its name."""
+    """Map from AuthZEN actions to actions: `can_read: resources/read`. An action without an entry keeps its name."""
     arguments: Mapping[
         Word, Mapping[Word, Annotated[str, named(_SOURCE, "place", "such as resource.properties.status")]]
     ] = Field(default_factory=dict)
-    """Arguments that conditions read, by type of the resource, and where they are in a request:
-    `record: {status: resource.properties.status}`. A request with `resource.properties.arguments` has those alone."""
+    """Arguments for conditions, by resource type, and their places in a request: `record: {status:
+    resource.properties.status}`. If a request has `resource.properties.arguments`, only those are used."""
 
 
 class DecisionSettings(Section):
-    """Decisions for other enforcement points, which have an admin credential of the role `pdp`. They ask at the admin
-    listener, at `listen`, and over gRPC (Envoy) at `server.grpc`."""
+    """The decision API for other enforcement points, which use an admin credential with the role `pdp`. They ask at the
+    admin listener, at `listen`, and over gRPC (Envoy) at `server.grpc`."""
 
     listen: Listen | None = None
-    """A listener for enforcement points only. On a Unix socket (mode 0600) they need no credential; their name is
-    `local`."""
+    """Address of a listener for enforcement points only. On a Unix socket (mode 0600), they need no credential, and
+    their name is `local`."""
     tls: TlsFiles | None = None
-    """Certificate and key of `listen`. With `client_ca_path`, a certificate of these authorities is a credential too;
-    its first name is the enforcement point's."""
+    """Certificate and key of `listen`. With `client_ca_path`, a client certificate is a credential too, and its first
+    name is the name of the enforcement point."""
     charges: Literal["never", "ask", "always"] = "never"
-    """Whether a decision counts toward limits: never, which leaves limits out; where the request says so; or always."""
+    """Whether a decision is charged to limits: `never`, which ignores limits; `ask`, if the request says so; or
+    `always`."""
     paths: Mapping[
         Annotated[str, named(_PATH, "path", "such as /tools/github")],
         Annotated[str, named(_TARGET, "address", "/mcp/<server> or /agents/<agent>")],
     ] = Field(default_factory=dict)
-    """Addresses at Envoy and nginx that differ from those of sidecar: `/tools/github: /mcp/github`."""
+    """Map from paths at Envoy and nginx to paths at the sidecar, where they differ: `/tools/github: /mcp/github`."""
     authzen: AuthzenSettings = Field(default_factory=AuthzenSettings)
 
     def _faults(self) -> Iterator[Finding]:

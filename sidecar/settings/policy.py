@@ -42,88 +42,91 @@ class _Source(Section):
     """The settings common to all policy sources."""
 
     every: Seconds = 30.0
-    """How often the sidecar checks the source. It also checks as soon as another replica has loaded a new version."""
+    """Interval at which the sidecar checks the source. It also checks as soon as another replica has loaded a new
+    version."""
     timeout_s: Seconds = 60.0
-    """How long one check may take."""
+    """Maximum duration of one check."""
     accept: Annotated[str, named(_DIGEST, "digest", _DIGEST_HINT)] | None = None
-    """The one bundle (its SHA-256) or commit that is taken although it is older, or less than half as large."""
+    """SHA-256 of the bundle, or the commit, to accept even if it is older, or less than half as large."""
 
 
 class BundleSource(_Source):
-    """A policy in one signed file, at an address."""
+    """A bundle: a signed archive of policy files at a URL."""
 
     url: Annotated[str, Field(max_length=2048), https_url("bundles are fetched over https only")]
-    """Its address: https, or http on this machine. No redirect is followed."""
+    """URL of the bundle: https, or http on this machine. Redirects are not followed."""
     keys_path: PathField
-    """The keys whose signatures are accepted: Ed25519 keys, as a JWKS (`sidecar token keygen --algorithm EdDSA`) or
+    """File with the Ed25519 keys whose signatures are accepted, as a JWKS (`sidecar token keygen --algorithm EdDSA`) or
     PEM."""
     name: Slug = "policy"
-    """Whose policy it must be (`build --name`): one that was signed for another place is not taken here."""
+    """Required name of the policy (`bundle build --name`). A bundle that was signed under another name is refused."""
     ca_path: PathField | None = None
-    """Certificates to trust instead of the system's."""
+    """PEM file with the authorities to trust for https, instead of those of the system."""
     bearer_path: PathField | None = None
-    """A token that the address requires."""
+    """File with a bearer token for the URL."""
 
 
 class GitSource(_Source):
-    """The files that a git ref names. Needs the program `git`."""
+    """The files that a git ref names. The program `git` must be installed."""
 
     url: Annotated[str, Field(max_length=2048), AfterValidator(_git_url)]
-    """The repository: https://, ssh:// or file:///."""
+    """URL of the repository: `https://`, `ssh://` or `file:///`."""
     ref: Annotated[str, AfterValidator(_ref)] = "refs/heads/main"
-    """A branch, a tag, or a commit. A short name that is both a branch's and a tag's is refused: write all of it."""
+    """Branch, tag or commit. A short name that is both a branch and a tag is refused: write the full name."""
     path: Annotated[
         str, Field(max_length=512), named(_INSIDE, "folder of a repository", "such as teams/platform/policy")
     ] = ""
-    """The folder in it that holds `policies/` and perhaps `models/`; by default its top."""
+    """Folder of the repository that contains `policies/` and optionally `models/`. Default: the top folder."""
     signers_path: PathField | None = None
-    """The keys, one of which must have signed the commit: an allowed signers file (SSH). Without it, every writer of
-    the ref decides."""
+    """Allowed signers file (SSH). One of its keys must have signed the commit. Without it, everyone who can write the
+    ref decides the policy."""
     ca_path: PathField | None = None
-    """Certificates to trust for https instead of the system's."""
+    """PEM file with the authorities to trust for https, instead of those of the system."""
     token_path: PathField | None = None
-    """A token for https."""
+    """File with a token for https."""
     ssh_key_path: PathField | None = None
-    """A private key for ssh. No other is offered."""
+    """File with a private key for ssh. No other key is offered."""
     known_hosts_path: PathField | None = None
-    """The keys of hosts for ssh; the sidecar does not connect to other hosts."""
+    """File with the keys of hosts for ssh. The sidecar does not connect to other hosts."""
 
 
 _Argument = Annotated[JsonValue, WithJsonSchema({})]
 
 
 class PythonClass(Section):
-    """A class of an installed package, and what it is made with."""
+    """A class of an installed package, and its arguments."""
 
     name: Annotated[str, Field(max_length=256), named(_CLASS, "class", "write module.Class, or module:Class")] = Field(
         alias="class"
     )
-    """The class, or a function that makes its object: `casbin_sqlalchemy_adapter.Adapter`, or `module:Class`."""
+    """Class, or function that returns the object: `casbin_sqlalchemy_adapter.Adapter`, or `module:Class`."""
     arguments: Annotated[
         Annotated[Many[_Argument], Tag("<list>")] | Annotated[Mapping[str, _Argument], Tag("<by name>")],
         Discriminator(lambda value: "<by name>" if isinstance(value, Mapping) else "<list>"),
     ] = ()
-    """Its arguments: a list, or a mapping of keyword arguments. In a text `${name}` is the secret of that name."""
+    """Arguments of the class: a list, or a mapping of keyword arguments. In a text, `${name}` is replaced by the secret
+    of that name."""
 
 
 class AdapterSource(PythonClass, _Source):
-    """The rows of a pycasbin adapter, such as a table of a database. Models, and the rest of the policy stay in the
-    folders `models` and `path`."""
+    """The rows of a pycasbin adapter, such as a database table. Models and the rest of the policy remain in the folders
+    `models` and `path`."""
 
     every: Seconds = 0.5
-    """How often its rows are read; also as soon as the watcher, or another replica, reports a change."""
+    """Interval at which the sidecar reads the rows. It also reads them as soon as the watcher or another replica
+    reports a change."""
     timeout_s: Seconds = 30.0
-    """How long one reading may take."""
+    """Maximum duration of one read."""
     accept: Annotated[str, named("[0-9a-f]{64}", "digest", "the SHA-256 that the refusal names")] | None = None
-    """The rows (their SHA-256) that are taken although they are half as many, or fewer."""
+    """SHA-256 of the rows to accept even if they are half as many, or fewer."""
     secrets: Mapping[Annotated[str, named(_SECRET_NAME, "name", "letters, digits and underscores")], PathField] = Field(
         default_factory=dict
     )
-    """Files of secrets, by the names that arguments call them."""
+    """Files with secrets, by the name that `arguments` use."""
     watcher: PythonClass | None = None
     """A pycasbin watcher that reports changes."""
     cwd: PathField = Field(default=".", validate_default=True)
-    """The working folder, where relative paths of arguments begin; by default that of this file."""
+    """Working folder, at which relative paths in arguments start. Default: the folder of `sidecar.yaml`."""
 
     def _faults(self) -> Iterator[Finding]:
         for at, arguments in (((), self.arguments), (("watcher",), self.watcher.arguments if self.watcher else ())):
@@ -144,14 +147,15 @@ def _secrets_named(value: object) -> set[str]:
 
 
 class PolicySourceSettings(Section):
-    """Where models and rules come from, instead of `models` and `path`; with `adapter`, only most rules."""
+    """The source of models and rules, instead of `models` and `path`. An `adapter` supplies only the rows of
+    `model.conf`."""
 
     bundle: BundleSource | None = None
-    """A signed file at an address."""
+    """A bundle: a signed archive of policy files."""
     git: GitSource | None = None
     """A git ref."""
     adapter: AdapterSource | None = None
-    """An adapter of pycasbin."""
+    """A pycasbin adapter."""
 
     def _faults(self) -> Iterator[Finding]:
         if sum(one is not None for one in (self.bundle, self.git, self.adapter)) != 1:
@@ -174,12 +178,12 @@ MAX_SHADOW_S = 30 * DAY_S
 
 
 class PolicyScope(Section):
-    """What some files may say: a row outside is an error. An empty list permits nothing."""
+    """What the rows of some files may name. A row outside of it is an error. An empty list permits nothing."""
 
     files: Word
-    """The files, relative to the folder of the rules: `teams/payments/**`."""
+    """Files, relative to the folder of the rules: `teams/payments/**`."""
     subjects: Many[Word] = ()
-    """Subjects that their rows may name; `*` matches any run of characters."""
+    """Subjects that their rows may name. `*` matches any run of characters."""
     objects: Many[Annotated[Word, AfterValidator(normal_object)]] = ()
     """Objects that their rows may name."""
     roles: Many[Word] = ()
@@ -196,23 +200,23 @@ class ModelFiles(Section):
     """The Casbin model of one kind, and its rows."""
 
     model: PathField
-    """The model, `.conf`."""
+    """File with the model (`.conf`)."""
     policy: Many[PathField]
-    """Its rows, `.csv`: `p` and `g` rows of every type."""
+    """Files with its rows (`.csv`): `p` and `g` rows of every type."""
     use: Annotated[int, Field(strict=True, ge=1, le=9)] = 1
-    """Which definitions of the model are used: 2 for `r2`, `p2` and `m2`."""
+    """Number of the definitions of the model to use: 2 for `r2`, `p2` and `m2`."""
 
 
 CasbinText = Annotated[str, Field(max_length=512), named(r"[^\x00-\x1f\x7f]+", "value", "printable characters")]
 
 
 class ObjectTarget(Section):
-    """The object, and the action, of a Casbin policy."""
+    """The object and the action in a Casbin policy."""
 
     obj: CasbinText
-    """The object."""
+    """Object."""
     act: CasbinText
-    """The action, whatever the request's is."""
+    """Action, regardless of the action of the request."""
 
 
 _SAME: Final[Mapping[str, str]] = {"*": "*"}
@@ -223,8 +227,9 @@ _Target = Annotated[
 
 
 class CasbinNames(Section):
-    """The sidecar's names as a Casbin policy has them, by exact name or pattern. The first entry that matches
-    counts. In a value, `*` is what the first `*` matched, `*2` what the second did. What no entry matches is denied."""
+    """Map from the sidecar's names, exact or as patterns, to names in a Casbin policy. The first entry that matches
+    applies. In a value, `*` is the text that the first `*` matched, and `*2` that of the second. Names without an entry
+    are denied."""
 
     subjects: Mapping[Word, CasbinText] = _SAME
     """Principals: `"user:*": "*"`."""
@@ -233,20 +238,20 @@ class CasbinNames(Section):
     actions: Mapping[Word, CasbinText] = _SAME
     """Actions: `tools/call: read`."""
     domains: Mapping[Word, CasbinText] = _SAME
-    """Namespaces of principals; `-` is none."""
+    """Namespaces of principals. `-` stands for none."""
     roles: Mapping[Word, CasbinText] = _SAME
     """Roles that tokens grant: `"role:*": "*"`."""
 
 
 class RoleFunctions(Section):
-    """What a Casbin program sets in code for a role definition."""
+    """The functions that a Casbin program sets in code for a role definition."""
 
     match: MatchFunctionName | None = None
-    """How names match patterns in its rows (`add_named_matching_func`)."""
+    """Function that matches names with patterns in its rows (`add_named_matching_func`)."""
     match_domain: MatchFunctionName | None = None
-    """How domains match (`add_named_domain_matching_func`)."""
+    """Function that matches domains (`add_named_domain_matching_func`)."""
     condition: Literal["timeMatch"] | None = None
-    """The condition of links with parameters (`add_named_link_condition_func`)."""
+    """Condition of links with parameters (`add_named_link_condition_func`)."""
 
 
 _REQUEST_KEY: Final = r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)?"
@@ -255,10 +260,10 @@ _REQUEST_HINT: Final = "principal.<attribute>, origin.<attribute>, object.<attri
 
 
 class CasbinSettings(Section):
-    """How Casbin models other than the sidecar's own are asked."""
+    """How the sidecar evaluates Casbin models other than its own."""
 
     names: CasbinNames = Field(default_factory=CasbinNames)
-    """The sidecar's names as the rows of Casbin models have them."""
+    """Map from the sidecar's names to names in the rows of Casbin models."""
     roles: Mapping[Annotated[str, named("g[0-9]*", "role definition", "g, g2, g3 and so on")], RoleFunctions] = Field(
         default_factory=dict
     )
@@ -267,16 +272,16 @@ class CasbinSettings(Section):
         Annotated[str, named(_REQUEST_KEY, "value of a request", "a field, or an attribute of one: sub.Age")],
         Annotated[str, named(_REQUEST_PATH, "path", _REQUEST_HINT)],
     ] = Field(default_factory=dict)
-    """What fields of a request other than subject, domain, object and action are, and attributes that come from
-    arguments: `obj.Owner: args.owner`."""
+    """Fields of a request other than subject, domain, object and action, and attributes from arguments: `obj.Owner:
+    args.owner`."""
     default: Literal["deny", "allow"] = "deny"
-    """`allow` permits models that allow what no row denies (`!some(where (p.eft == deny))`)."""
+    """`allow` permits models that allow every request that no row denies (`!some(where (p.eft == deny))`)."""
     engine: Literal["compiled", "casbin", "both"] = "compiled"
-    """The engine that decides. `compiled`: the sidecar's compiled matchers, and pycasbin only where a model is not
-    compiled. `casbin`: pycasbin for everything. `both`: both, and calls are refused where they differ."""
+    """Engine that decides. `compiled`: the sidecar's compiled matchers, with pycasbin only for models that are not
+    compiled. `casbin`: always pycasbin. `both`: both engines; calls on which they differ are refused."""
     casbin_max_rows: Annotated[int, Field(strict=True, ge=1, le=100_000)] = 1_000
-    """The most rows of one kind that pycasbin may evaluate: a row takes up to 20 µs (80 with `eval`), and calls
-    wait."""
+    """Maximum number of rows of one kind that pycasbin may evaluate. A row takes up to 20 µs (80 µs with `eval`),
+    during which calls wait."""
 
     _rows: Path | None = PrivateAttr(default=None)
 
@@ -292,29 +297,30 @@ class CasbinSettings(Section):
 
 
 class PolicySettings(CasbinSettings):
-    """Policy as code."""
+    """Location and evaluation of the policy."""
 
     models: Annotated[
         Annotated[PathField, Tag("<folder>")] | Annotated[Mapping[Kind, ModelFiles], Tag("<files>")],
         Discriminator(lambda value: "<files>" if isinstance(value, Mapping) else "<folder>"),
     ] = Field(default="models", validate_default=True)
-    """Folder of the Casbin models, one per permission kind, or `model.conf` for all; or the model of each kind with its
-    rows. A kind without one has the model that comes with the sidecar."""
+    """Folder of the Casbin models: one for each permission kind, or `model.conf` for all. Or a map from kinds to a
+    model and its rows. A kind without a model uses the model that comes with the sidecar."""
     path: PathField = Field(default="policies", validate_default=True)
     """Folder of the rules."""
     source: PolicySourceSettings | None = None
-    """The source of models and rules that are not in a local folder: a signed bundle, or a git ref; or, for the rows
-    only, an adapter of pycasbin."""
+    """Source of models and rules outside of local folders: a bundle or a git ref; or a pycasbin adapter, for rows
+    only."""
     mode: Literal["enforce", "shadow"] = "enforce"
-    """`shadow`: what policy or a limit would refuse is recorded and let pass, until `shadow_until`."""
+    """`shadow` forwards calls that policy or a limit would refuse, and records the refusal, until `shadow_until`."""
     shadow_until: Moment | None = None
-    """When shadow mode ends and policy is enforced, with or without a restart: at most 30 days ahead."""
+    """End of shadow mode, at most 30 days ahead. From then on, policy is enforced, with or without a restart."""
     self_test: Annotated[bool, Field(strict=True)] = True
-    """Run the policy tests under `path` before a policy is taken into use; one that fails its own tests is not."""
+    """Whether to run the policy tests under `path` before a policy is activated. A policy that fails its own tests is
+    not activated."""
     watch: Annotated[bool, Field(strict=True)] = True
-    """Reload when the files change. Without it: SIGHUP, or `POST /api/reload`."""
+    """Whether to reload when files change. If not, reload with SIGHUP or `POST /api/reload`."""
     scopes: Many[PolicyScope] = ()
-    """What the files of a folder may say; a file that no scope names may say anything."""
+    """What the files of a folder may contain. A file that no scope names may contain anything."""
 
     @property
     def is_fetched(self) -> bool:

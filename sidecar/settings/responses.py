@@ -27,18 +27,21 @@ SecretClass = Literal["email", "card", "bearer", "jwt", "api_key", "private_key"
 
 
 class RedactionSettings(Section):
-    """One rule of what is taken out of answers before they go on."""
+    """A rule that replaces parts of responses before they reach callers."""
 
     tools: Annotated[Many[ToolPattern], Field(min_length=1)] = ("*",)
-    """The tools it is for, with `*`. A rule for `*` is also for prompts, resources, completions and errors."""
+    """Tools to which the rule applies, by name or pattern. A rule for `*` also applies to prompts, resources,
+    completions and errors."""
     classes: Many[SecretClass] = ()
-    """Kinds of secrets to look for in every text of the answer, and of everything else that the server sends."""
+    """Kinds of secrets to find in every text of the response, and in everything else that the server sends."""
     prefixes: Many[Prefix] = ()
-    """Beginnings of tokens of your own: each, and the 8 or more letters, digits, `_` or `-` that follow it."""
+    """Prefixes of your own tokens. The rule replaces the prefix and the 8 or more letters, digits, `_` or `-` that
+    follow it."""
     pointers: Many[Pointer] = ()
-    """JSON Pointers, with `*`, of what is always replaced, also in a text that repeats `structuredContent`."""
+    """JSON Pointers of values that are always replaced, also in a text that repeats `structuredContent`. `*` matches
+    any member or index."""
     replace: Replacement = "[redacted]"
-    """The replacement: up to 16 asterisks, or words in `[...]` or `<...>`."""
+    """Replacement: up to 16 asterisks, or words in `[...]` or `<...>`."""
 
     def _faults(self) -> Iterator[Finding]:
         if not (self.classes or self.prefixes or self.pointers):
@@ -49,15 +52,17 @@ class ResponseSettings(Section):
     """Which parts of an upstream's responses reach callers, and which are stored."""
 
     redact: Many[RedactionSettings] = ()
-    """What the sidecar removes; every rule for the tool applies."""
+    """Redaction rules. Every rule for the tool applies."""
     max_bytes: Bytes | None = None
-    """Largest answer to a call of a tool, prompt or resource. By default `server.max_response_bytes`."""
+    """Maximum size of a response to a call of a tool, prompt or resource. Default: `server.max_response_bytes`."""
     max_bytes_of: dict[ToolPattern, Bytes] = Field(default_factory=dict)
-    """The same for some tools, by name or pattern, instead of `max_bytes`; of several that fit the smallest holds."""
+    """Maximum sizes for some tools, by name or pattern, instead of `max_bytes`. If several match, the smallest
+    applies."""
     check_output: bool = False
-    """Whether results must fit the tool's `outputSchema`; a tool whose `outputSchema` cannot be used is quarantined."""
+    """Whether results must match the `outputSchema` of the tool. A tool whose `outputSchema` cannot be used is
+    quarantined."""
     evidence: Many[ToolPattern] = ()
-    """Tools whose results are stored, redacted, in `evidence/evidence.jsonl` in the data folder."""
+    """Tools whose results are stored, after redaction, in `evidence/evidence.jsonl` in the data folder."""
 
     def _faults(self) -> Iterator[Finding]:
         prefixes = {prefix for rule in self.redact for prefix in rule.prefixes}

@@ -40,32 +40,34 @@ def _cron(expression: str) -> str:
 
 
 class ScheduleSettings(Section):
-    """An agent that runs by the clock, as an NHI of its own."""
+    """A schedule that calls an agent as an NHI of its own."""
 
     id: Annotated[str | None, Field(min_length=1, max_length=128)] = None
-    """Its identifier; by default its key here."""
+    """Identifier. Default: the key of this entry."""
     name: Annotated[str | None, Field(min_length=1, max_length=200)] = None
-    """Its name for people, unlike every other one's; by default its key here."""
+    """Display name. It must be unique. Default: the key of this entry."""
     agent: Slug
-    """Whom to call: an agent of `agents`, or an A2A agent of `upstreams`."""
+    """The agent to call: one of `agents`, or an A2A agent of `upstreams`."""
     cron: Annotated[str, Field(min_length=1, max_length=256), AfterValidator(_cron)]
-    """When: minute, hour, day of month, month, day of week, as cron has them, or a nickname such as `@daily`."""
+    """When to call, as a cron expression (minute, hour, day of month, month, day of week) or a nickname such as
+    `@daily`."""
     timezone: Annotated[str, AfterValidator(_zone)] = "UTC"
-    """The time zone of `cron`, as the IANA database names it."""
+    """Time zone of `cron`, by its name in the IANA database."""
     enabled: bool = True
-    """Whether it runs at all."""
+    """Whether the schedule is active."""
     principal: NhiName | None = None
-    """Who it acts as; by default `nhi:<its key>`. Rules and budgets hold for it as for every caller."""
+    """The principal that it acts as. Default: `nhi:<its key>`. Rules and limits apply to it as to every caller."""
     input_parameters: dict[str, Any] = Field(default_factory=dict)
-    """The input of the agent: `prompt`, and what else its definition lets a call choose."""
+    """Input of the agent: `prompt`, and the choices that the agent's definition offers to a call."""
     task_type: Annotated[str, Field(min_length=1, max_length=128)] = "scheduled"
-    """What its task is called; rules read it as `call.tool`."""
+    """Type of the task. Rules read it as `call.tool`."""
     missed: Literal["once", "skip"] = "once"
-    """What happens to runs that were due while no sidecar ran: one run for all of them, or none."""
+    """What happens to runs that were due while no sidecar ran: `once` starts one run for all of them, `skip` none."""
     missed_within: Seconds = 3600.0
-    """How late a run may begin. A later run is skipped. With `missed: skip`, at most a minute."""
+    """Maximum delay of a run. A later run is skipped. With `missed: skip`, the maximum is one minute."""
     overlap: Literal["skip", "allow"] = "skip"
-    """What happens to a run that is due while the previous one still runs: it is skipped, or runs in parallel."""
+    """What happens to a run that is due while the previous one is unfinished: `skip` skips it, `allow` runs both in
+    parallel."""
 
     @property
     def calendar(self) -> CronSchedule:

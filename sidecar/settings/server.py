@@ -30,16 +30,18 @@ MAX_WORKERS = 64
 
 
 class TlsFiles(Section):
-    """The listener's own certificate."""
+    """The certificate of a listener."""
 
     cert_path: PathField
     """PEM file with the certificate and its chain."""
     key_path: PathField
-    """PEM file with its private key."""
+    """PEM file with the private key of the certificate."""
     client_ca_path: PathField | None = None
-    """PEM file with the authorities of client certificates; TLS is 1.3 then. Who they are: `identity.certificates`."""
+    """PEM file with the authorities that sign client certificates. The listener then requires TLS 1.3.
+    `identity.certificates` maps certificates to principals."""
     client_certificate: Literal["optional", "required"] = "optional"
-    """Whether a certificate is required; one that no authority signed is always refused. gRPC asks for none."""
+    """Whether callers must present a certificate. A certificate that no authority signed is always refused. The gRPC
+    listener requests none."""
 
     def _faults(self) -> Iterator[Finding]:
         if self.client_certificate == "required" and self.client_ca_path is None:
@@ -57,54 +59,57 @@ class ServerSettings(Section):
     """The data listener."""
 
     listen: Listen = Field(default="127.0.0.1:8080", validate_default=True)
-    """The address at which callers reach it."""
+    """Address at which callers reach the sidecar."""
     public_url: PublicUrl | None = None
-    """The address that callers see; needed beyond loopback. Default audience: <public_url>/mcp/<server>."""
+    """URL under which callers reach the sidecar. Required beyond loopback. The default audience of tokens is
+    `<public_url>/mcp/<server>`."""
     tls: Tls | None = None
-    """Certificate and key, or `external` when something in front ends TLS."""
+    """Certificate and key, or `external` if a proxy in front terminates TLS."""
     allowed_hosts: Many[Host] = ()
-    """Further values of the Host header that are served, in addition to those of `listen` and `public_url`."""
+    """Accepted values of the `Host` header, in addition to those of `listen` and `public_url`."""
     allowed_origins: Many[Origin] = ()
-    """Origins of web pages that may call the sidecar and read its responses (CORS). By default none:
-    agents are not browsers."""
+    """Origins of web pages that may call the sidecar and read its responses (CORS). By default none, because agents are
+    not browsers."""
     grpc: Listen | None = None
-    """Address of the A2A gRPC listener, with the certificate of `tls`. A call is for the agent of its tenant (1.0),
-    then of `grpc_authority_header`, then for the only one. Agents can have ports of their own (`a2a.grpc_port`)."""
+    """Address of the A2A gRPC listener, which uses the certificate of `tls`. The tenant of a call (1.0) selects the
+    agent, then `grpc_authority_header`; a single agent needs neither. Agents can have their own port
+    (`a2a.grpc_port`)."""
     grpc_url: GrpcUrl | None = None
-    """That address in cards, where a proxy is in front: `https://gw.acme.example`, or `host:port`; `{agent}` as the
-    first label is the agent's name. By default the host of `public_url` and the port of `grpc`."""
+    """gRPC address in agent cards if a proxy is in front: `https://gw.acme.example` or `host:port`. `{agent}` as the
+    first label is the agent's name. Default: the host of `public_url` and the port of `grpc`."""
     grpc_authority_header: HeaderName | None = None
-    """The header in which a proxy passes on the `:authority` of a gRPC call: its first label names the agent."""
+    """Header in which a proxy passes the `:authority` of a gRPC call. Its first label names the agent."""
     max_body_bytes: Bytes = 2**20
-    """Largest request body."""
+    """Maximum size of a request body."""
     max_response_bytes: Bytes = 10 * 2**20
-    """Largest answer of an upstream, and largest single event of a stream."""
+    """Maximum size of an upstream's response, and of a single event in a stream."""
     header_timeout_s: Seconds = 10.0
-    """How long a caller may take to send a request's head."""
+    """Maximum time for a caller to send the headers of a request."""
     body_timeout_s: Seconds = 30.0
-    """How long a caller may take to send a request's body."""
+    """Maximum time for a caller to send the body of a request."""
     keepalive_timeout_s: Seconds = 75.0
-    """How long an idle connection stays open."""
+    """Idle time after which a connection is closed."""
     max_connections: Count = 1024
-    """Open connections at once. When all are taken, a new one replaces an idle one of the address with most."""
+    """Maximum number of open connections. Beyond it, a new connection replaces an idle one of the address with the most
+    connections."""
     max_connections_per_peer: Count | None = None
-    """Open connections of one address, or of one /64 of IPv6. By default three quarters of `max_connections` for a
-    listener beyond loopback, and unbounded with `tls: external`, where all come from the proxy."""
+    """Maximum number of open connections from one address (IPv6: one /64). Default beyond loopback: three quarters of
+    `max_connections`, or unlimited with `tls: external`, where all connections come from the proxy."""
     workers: Literal["auto"] | Annotated[int, Field(ge=1, le=MAX_WORKERS)] = 1
-    """Processes that serve this address together; `auto` is one for each CPU that this process may use. More than one
+    """Number of processes that serve this address; `auto` starts one for each CPU that the sidecar may use. Workers
     share limits, sessions, tasks and the kill switch through Redis or Valkey (`store.url`)."""
     worker: Annotated[int, Field(ge=0, le=MAX_WORKERS)] = 0
-    """The number of this process among them; set for each worker by the process that starts it, and not in the file."""
+    """Number of this worker. The process that starts the workers sets it; do not set it in the file."""
     worker_timeout_s: Seconds = 30.0
-    """How long a worker's event loop may be blocked before the worker is ended and replaced."""
+    """Maximum time that the event loop of a worker may be blocked. After that, the worker is killed and replaced."""
     max_lag_s: Seconds = 0.25
-    """How late the event loop may be, for one second without a break, before a share of new calls is
+    """Maximum delay of the event loop. If the delay is longer for one second without a break, a share of new calls is
     refused as `overloaded`."""
     drain_delay_s: Seconds | None = None
-    """How long calls are still served after SIGTERM while `/readyz` already answers 503, so that load balancers stop
-    sending them here. In Kubernetes, at least the readiness probe's period times its failure threshold. Default: 0."""
+    """How long calls are served after SIGTERM while `/readyz` already returns 503, so that load balancers stop sending
+    calls. In Kubernetes, use at least the readiness probe's period times its failure threshold. Default: 0."""
     shutdown_grace_s: Seconds = 30.0
-    """How long calls in flight may take to finish after SIGTERM and `drain_delay_s`."""
+    """Maximum time for calls in flight to finish after SIGTERM and `drain_delay_s`."""
 
     @property
     def connections_per_peer(self) -> int:
@@ -139,12 +144,12 @@ class ServerSettings(Section):
 
 
 class LocalListener(Section):
-    """A listener whose callers are one NHI: every process that reaches it is that NHI."""
+    """A local listener. Every process that connects to it acts as one NHI, without a credential."""
 
     listen: Listen
-    """A Unix socket (made with mode 0600), or exactly loopback."""
+    """Unix socket (created with mode 0600), or a loopback address."""
     principal: NhiName
-    """The principal of its callers."""
+    """NHI that callers of this listener act as."""
 
     def _faults(self) -> Iterator[Finding]:
         if not self.listen.is_loopback:
@@ -153,25 +158,26 @@ class LocalListener(Section):
 
 
 class AdminCredential(Section):
-    """Who may use the admin listener."""
+    """A credential for the admin listener."""
 
     role: Literal["viewer", "operator", "pdp"]
-    """What the bearer of this secret may do. `pdp` asks for decisions."""
+    """Role that the credential grants. `pdp` permits requests for decisions."""
     secret_path: PathField
-    """File with the secret: at least 32 random characters."""
+    """File with the secret, at least 32 random characters."""
     name: Slug | None = None
-    """The name of the holder in audit records. By default the role."""
+    """Name of the holder in audit records. Default: the role."""
     principal: UserName | None = None
-    """The person who has it. It answers calls that wait for an approval by a role of this person."""
+    """User who holds the credential. The credential can answer approvals that require a role of this user."""
 
 
 class AdminSettings(Section):
-    """The admin listener: health, metrics, status, API."""
+    """The admin listener: health, metrics, status and the admin API."""
 
     listen: Listen = Field(default="127.0.0.1:9090", validate_default=True)
-    """The address at which operators reach it."""
+    """Address at which operators reach the sidecar."""
     credentials: Many[AdminCredential] = ()
-    """Without one, only /livez, /readyz and /metrics are answered."""
+    """Credentials of operators, viewers and enforcement points. Without any, only `/livez`, `/readyz` and `/metrics`
+    are served."""
     console: ConsoleSettings = Field(default_factory=ConsoleSettings)
 
     def _faults(self) -> Iterator[Finding]:
@@ -189,10 +195,10 @@ class AdminSettings(Section):
 
 
 class TopTools(Section):
-    """The most called tools."""
+    """The tools that have their own value of the label `tool`."""
 
     top: Annotated[int, Field(ge=1, le=500)]
-    """How many tools have a value of their own; the rest is `_other`."""
+    """Number of the most called tools that have their own value. All other tools share `_other`."""
 
 
 ToolLabel = Annotated[
@@ -202,87 +208,99 @@ ToolLabel = Annotated[
 
 
 class MetricsSettings(Section):
-    """A second address for /metrics, /livez and /readyz only, and what is counted."""
+    """A separate listener for `/metrics`, `/livez` and `/readyz` only, and the labels of metrics."""
 
     listen: Listen | None = None
-    """Where scrapers reach it; may be beyond loopback. Without one there is the admin listener."""
+    """Address at which scrapers reach the metrics. It may be beyond loopback. Without it, scrapers use the admin
+    listener."""
     tool_label: ToolLabel = False
-    """`{top: 20}` gives `sidecar_requests_total` a label `tool`, for the most called tools that their servers list."""
+    """`{top: 20}` adds the label `tool` to `sidecar_requests_total`, for the most called tools among those that their
+    servers list."""
 
 
 class LogSettings(Section):
-    """The operator's log on standard error. Its format is `sidecar serve --log-format`."""
+    """The operational log on standard error. `sidecar serve --log-format` sets its format."""
 
     requests: bool = False
-    """Whether each answered request has a line: upstream, method, tool, principal, status, reason, duration and ids;
-    never arguments."""
+    """Whether to log each answered request: upstream, method, tool, principal, status, reason, duration and ids.
+    Arguments are never logged."""
 
 
 class SessionSettings(Section):
-    """Bounds on the number of MCP sessions and their calls."""
+    """Storage and limits of MCP sessions."""
 
     store: Literal["memory", "redis"] = "memory"
-    """`redis` (`store.url`): sessions continue at every replica, if the server supports it. While the store is
-    unavailable, they get 503."""
+    """Where sessions are stored. With `redis` (`store.url`), sessions continue at every replica if the server supports
+    it, and get 503 while the store is unavailable."""
     session_calls_per_minute: Count = 600
-    """Calls of one principal that need no rule of their own: initialize, ping, lists, notifications."""
+    """Maximum session calls of one principal per minute: `initialize`, `ping`, lists and notifications. These calls
+    need no rule of their own."""
     idle_s: Seconds = 1800.0
     """Idle time after which a session ends."""
     question_timeout_s: Seconds = 300.0
-    """How long a call waits for its caller to answer what the server asks (sampling, elicitation, roots)."""
+    """Maximum time that a call waits for its caller to answer a question from the server (sampling, elicitation,
+    roots)."""
     max_per_principal: Count = 64
-    """Sessions of one chain at once; the oldest gives way."""
+    """Maximum number of concurrent sessions of one chain. A further session closes the oldest one."""
     max: Count = 10_000
-    """Sessions in total."""
+    """Maximum number of sessions in total."""
 
 
 class AnswerSettings(Section):
-    """How much a refusal discloses."""
+    """The form of refusals, and how much they disclose."""
 
     deny_style: Literal["auto", "http", "jsonrpc", "tool_result"] = "auto"
-    """`auto` answers as the protocol revision requires. `jsonrpc` and `tool_result` hold for A2A's JSON-RPC too."""
+    """Form of a refusal. `auto` uses the form that the protocol revision requires. `jsonrpc` and `tool_result` also
+    apply to A2A over JSON-RPC."""
     disclosure: Literal["reason", "kind", "hide"] = "reason"
-    """How much a caller learns; never the rule."""
+    """How much a refusal discloses to the caller. No value discloses the rule."""
 
 
 class StreamSettings(Section):
-    """Streams that stay open, and calls that are under way."""
+    """Open-ended streams and running calls."""
 
     max_per_principal: Count = 256
-    """Streams without an end that one chain holds at once. Further ones are refused (429)."""
+    """Maximum number of concurrent open-ended streams of one chain. Further ones are refused (429)."""
     max: Count = 10_000
-    """Such streams in total; `server.max_connections` bounds them too."""
+    """Maximum number of open-ended streams in total. `server.max_connections` bounds them too."""
     keep_alive_s: Seconds = 15.0
-    """How long such a stream may be silent before its reader is sent a comment."""
+    """Maximum silence on a stream. After that, the sidecar sends a comment to the reader."""
     revoked_calls: Literal["finish", "cancel"] = "finish"
-    """What happens to a running call when its permission ends. The kill switch always cancels it."""
+    """What happens to a running call when its permission ends: `finish` gives it 10 seconds, `cancel` ends it at once.
+    The kill switch always ends it at once."""
 
 
 class TaskSettings(Section):
-    """Owners of MCP and A2A tasks, the tasks of the task API, and the runs of agents that are programs."""
+    """Owners of MCP and A2A tasks, tasks of the task API, and runs of command-line agents."""
 
     store: Literal["file", "memory", "redis"] = "file"
-    """`file` is `records.sqlite` in the data folder. `memory` is lost at a restart: then no caller owns its tasks.
-    `redis` (`store.url`) is shared by replicas, which take over the tasks of one that dies."""
+    """Where tasks are stored. `file`: `records.sqlite` in the data folder. `memory`: lost at a restart, after which no
+    caller owns its tasks. `redis` (`store.url`): shared by replicas, which take over the tasks of one that dies."""
     keep_s: Seconds = 7 * 86_400.0
-    """How long an owner is remembered at most; a task that says that it lasts shorter is forgotten with its end."""
+    """Maximum time for which the owner of a task is stored. If the task states a shorter lifetime, its owner is deleted
+    when that ends."""
     max_per_principal: Count = 1_000
-    """Tasks of one chain; the oldest is forgotten, one that ended first."""
+    """Maximum number of tasks of one chain. Beyond it, the oldest task is deleted, ended tasks first."""
     max: Count = 100_000
-    """Tasks in all. Beyond, an ended one of the chain with most is forgotten; if none ended, no new one is created."""
+    """Maximum number of tasks in total. Beyond it, the oldest ended task of the chain with the most is deleted. If no
+    task has ended, no new one is created."""
     follow_s: Seconds = 86_400.0
-    """How long a task of the task API may take at most; then it is cancelled at its agent, and has failed."""
+    """Maximum duration of a task of the task API. After that, the sidecar cancels the task at its agent, and the task
+    has failed."""
     ask_every_s: Seconds = 10.0
-    """How often to ask an agent for the state of such a task, when there was no news for a while."""
+    """Maximum interval at which the sidecar asks an agent for the state of a task of the task API."""
 
 
 class RefusalSettings(Section):
     """Bounds on refusals. Refusals by a limit and by an unavailable dependency do not count."""
 
     per_peer_per_minute: Count = 600
-    """Refusals of callers without an identity, for each address (IPv6: each /64); beyond, connections are closed, and
-    counted. Behind a proxy all strangers share one address: set it to what they need together."""
+    """Maximum refusals per minute of unauthenticated callers at one address (IPv6: one /64). Beyond it, their
+    connections are closed and counted. Callers behind a proxy share one address: set the number that they need
+    together."""
     per_principal_per_minute: Count = 600
-    """Refusals of one chain. Then all its calls are `too-many-refusals` (429) for the rest of that minute."""
+    """Maximum refusals of one chain per minute. Beyond it, all its calls are refused as `too-many-refusals` (429) until
+    the minute ends."""
     recorded_per_principal_per_minute: Count = 100
-    """Refusals of one chain by limits or outages with a record each; those beyond are counted once a minute in one."""
+    """Maximum refusals of one chain by limits or outages per minute that have an audit record each. Further ones are
+    counted once a minute in one record."""

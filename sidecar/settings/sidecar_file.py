@@ -44,27 +44,28 @@ _NAMED: Any = Field(json_schema_extra={"propertyNames": {"pattern": f"^{SLUG}$",
 
 
 class Settings(Section):
-    """Everything an operator decides outside of policy. Paths are resolved, addresses and durations parsed."""
+    """All settings outside of policy. Relative paths start at the folder of the file."""
 
     version: Literal[1]
-    """The version of this format."""
+    """Version of this file format."""
     data: PathField = Field(default="data", validate_default=True)
-    """Folder to which the sidecar writes: audit, owners of tasks, keys made at first start, the control socket."""
+    """The data folder, to which the sidecar writes the audit log, the owners of tasks, the keys that it creates at the
+    first start, and the control socket."""
     server: ServerSettings = Field(default_factory=ServerSettings)
     local: Many[LocalListener] = ()
-    """Listeners whose callers are one NHI."""
+    """Local listeners, whose callers act as one NHI."""
     admin: AdminSettings = Field(default_factory=AdminSettings)
     metrics: MetricsSettings = Field(default_factory=MetricsSettings)
     log: LogSettings = Field(default_factory=LogSettings)
     pdp: DecisionSettings | None = None
-    """Decisions for other enforcement points. Without this section there are none."""
+    """The decision API for other enforcement points. Without this section, it is disabled."""
     identity: IdentitySettings = Field(default_factory=IdentitySettings)
     policy: PolicySettings = Field(default_factory=PolicySettings)
     store: StoreSettings = Field(default_factory=StoreSettings)
     audit: AuditSettings = Field(default_factory=AuditSettings)
     signing: SigningSettings = Field(default_factory=SigningSettings)
     upstreams: Annotated[Mapping[Slug, UpstreamSettings], _NAMED] = {}
-    """The servers and agents behind the sidecar, by name."""
+    """MCP servers and A2A agents behind the sidecar, by name."""
     egress: EgressSettings = Field(default_factory=EgressSettings)
     sessions: SessionSettings = Field(default_factory=SessionSettings)
     streams: StreamSettings = Field(default_factory=StreamSettings)

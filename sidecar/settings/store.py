@@ -133,15 +133,15 @@ def _service_and_database(kind: StoreKind, path: str, hint: str) -> tuple[str, i
 
 
 class StoreTls(Section):
-    """How a store's certificate is verified, and the sidecar's own certificate."""
+    """Verification of the store's certificate, and the sidecar's own certificate."""
 
     ca_path: PathField | None = None
-    """The authorities that sign the store's certificate, in addition to those of the system; by default
+    """PEM file with the authorities that sign the store's certificate, in addition to those of the system. Default:
     `egress.ca_path`."""
     cert_path: PathField | None = None
-    """The sidecar's certificate, if the store requires one."""
+    """PEM file with the sidecar's certificate, if the store requires one."""
     key_path: PathField | None = None
-    """Its key."""
+    """PEM file with the private key of the certificate."""
 
     def _faults(self) -> Iterator[Finding]:
         if (self.cert_path is None) is not (self.key_path is None):
@@ -149,37 +149,37 @@ class StoreTls(Section):
 
 
 class SentinelLogin(Section):
-    """The sidecar's user at the Sentinels, if it differs from that at the store."""
+    """The sidecar's login at the Sentinels."""
 
     username: Annotated[str, Field(min_length=1, max_length=256)] | None = None
-    """The user of their ACL; without one, `default`."""
+    """User in the ACL of the Sentinels. Default: `default`."""
     password_path: PathField
-    """The file with its password."""
+    """File with the password. It is read for each connection, so you can change it while the sidecar runs."""
 
 
 class StoreSettings(Section):
-    """The store of limits."""
+    """The store of counters and shared state."""
 
     url: Annotated[str, Field(max_length=2048), AfterValidator(lambda text: parse_store_url(text) and text)] = Field(
         default="memory://", repr=False
     )
-    """`memory://` counts in this process; `redis://`, `rediss://`, `unix://`, `redis+sentinel://host,host/service` or
+    """`memory://` counts in this process. `redis://`, `rediss://`, `unix://`, `redis+sentinel://host,host/service` and
     `redis+cluster://host,host` count for all replicas."""
     username: Annotated[str, Field(min_length=1, max_length=256)] | None = None
-    """The user of the store's ACL; without one, `default`, or whom the URL names."""
+    """User in the ACL of the store. Default: the user in the URL, otherwise `default`."""
     password_path: PathField | None = None
-    """The file with its password; read at every connection, so that it can be changed while the sidecar runs."""
+    """File with the password. It is read for each connection, so you can change it while the sidecar runs."""
     sentinel: SentinelLogin | None = None
-    """The login at the Sentinels; without it, none."""
+    """Login at the Sentinels. Without it, the sidecar does not log in to them."""
     tls: StoreTls | None = None
-    """Authorities and certificate for `rediss…://`."""
+    """Authorities and certificate for `rediss://`, `rediss+sentinel://` and `rediss+cluster://`."""
     timeout: Annotated[Seconds, Field(ge=0.01, le=10.0)] = DEADLINE_S
-    """How long the store may take to answer; then calls with limits are refused. Raise it for a distant store."""
+    """Maximum time for the store to answer. After that, calls with limits are refused. Raise it for a distant store."""
     on_failure: Literal["deny", "degraded"] = "deny"
-    """Whether calls with limits are refused while the store is unavailable, or admitted up to `degraded_calls`; never
-    money."""
+    """What happens to calls with limits while the store is unavailable: `deny` refuses them, `degraded` admits up to
+    `degraded_calls`. Calls with a budget are always refused."""
     degraded_calls: Count | None = None
-    """How many calls each instance admits on its own while the store is unavailable, per limit and window of it."""
+    """Maximum number of calls that each instance admits for each limit and period while the store is unavailable."""
 
     @property
     def place(self) -> StorePlace:

@@ -32,60 +32,65 @@ _PLACES_OF_PROGRAMS = 1024  # requests in flight on one connection
 
 
 class BreakerSettings(Section):
-    """When calls of a faulty upstream, which is unreachable, late, 5xx or breaks off, are refused at once."""
+    """The circuit breaker, which refuses calls to a faulty upstream at once. Faults are failed connections, timeouts,
+    5xx statuses and responses that break off."""
 
     failures: Count = 5
-    """Faults in a row that open the breaker."""
+    """Number of faults in a row that open the breaker."""
     open_s: Seconds = 30.0
-    """How long it stays open before one call, or one probe of the sidecar, may try again."""
+    """How long the breaker stays open before one call, or one probe of the sidecar, may try again."""
 
 
 class ProbeSettings(Section):
-    """How an upstream's health is asked: by `ping`, `server/discover`, an agent's card or a program's file."""
+    """Health probes of an upstream, by `ping`, `server/discover`, the card of an agent, or the file of a program."""
 
     enabled: bool = True
-    """Whether the sidecar sends probes. Without them, only calls show the upstream's health."""
+    """Whether to probe the upstream. Without probes, only calls show its health."""
     every_s: Seconds = 30.0
-    """Interval between probes, varied by up to a fifth."""
+    """Interval between probes. It varies by up to 20%."""
 
 
 class McpUpstream(Section):
     """An MCP server."""
 
     url: HttpUrl | None = None
-    """Its address."""
+    """URL of the server."""
     transport: Literal["auto", "http", "sse"] = "auto"
-    """What is spoken there: Streamable HTTP, or the HTTP+SSE of 2024-11-05; `auto` finds out by POST, then GET."""
+    """The transport: Streamable HTTP, or HTTP+SSE of 2024-11-05. `auto` detects it: POST first, then GET."""
     headers: dict[HeaderName, HeaderValue] = Field(default_factory=dict)
-    """Headers of every request of the sidecar, such as `X-MCP-Toolsets: repos`. A secret is a `credential`."""
+    """Headers of every request to the upstream. Use `credential` for secrets."""
     command: Command | None = None
-    """A program on stdio, in place of a url: a name on PATH, or a path from the file's folder. No shell reads it."""
+    """Program on stdio, instead of `url`: a name on `PATH`, or a path, absolute or relative to the folder of
+    `sidecar.yaml`. It is started without a shell."""
     args: Many[Argument] = ()
-    """The program's arguments, each exactly as written here."""
+    """Arguments of the program, passed exactly as written."""
     env: dict[VariableName, Argument] = Field(default_factory=dict)
-    """Its environment, in addition to PATH, HOME, LANG and TMPDIR of the sidecar's own."""
+    """Environment variables of the program, in addition to the sidecar's `PATH`, `HOME`, `LANG` and `TMPDIR`."""
     env_path: PathField | None = None
-    """File with more of its environment, a line `NAME=value` each, for what is secret. `env` takes precedence."""
+    """File with secret environment variables, one `NAME=value` per line. `env` takes precedence."""
     cwd: PathField | None = None
-    """Its working folder; by default an empty one of its own, which goes when it ends."""
+    """Working folder of the program. Default: an empty folder of its own, which is removed when the program ends."""
     shared: bool = False
-    """One program for all callers and sessions, which share its state. Otherwise each has its own."""
+    """Whether all callers and sessions share one program and its state. Otherwise, each has its own program."""
     idle_s: Seconds = 300.0
-    """How long the program of a caller without a session stays alive while it is unused."""
+    """Idle time after which the program of a caller without a session ends."""
     max_programs: Count = 64
-    """How many instances of the program may run at once."""
+    """Maximum number of concurrent instances of the program."""
     max_programs_per_caller: Count = 8
-    """How many of these for one caller; a further session ends the one that was longest unused."""
+    """Maximum number of concurrent instances for one caller. A further session ends the one that has been unused
+    longest."""
     timeout_s: Seconds = 30.0
-    """How long a call may take; budgets may make it shorter."""
+    """Maximum duration of a call. `budgets.yaml` can shorten it."""
     timeout_resets_on_progress: bool = False
-    """Whether each progress notification of a call gives it `timeout_s` from then on, up to `total_timeout_s`."""
+    """Whether each progress notification of a call restarts `timeout_s`, up to `total_timeout_s` in total."""
     total_timeout_s: Seconds = 600.0
-    """How long a call may take in all where progress extends its time."""
+    """Maximum total duration of a call that progress extends."""
     max_connections: Count = 100
-    """Connections at once; further calls wait for one within their own time."""
+    """Maximum number of connections to the upstream. Further calls wait for one within their own time limit. Streams
+    use connections of their own."""
     max_calls_per_caller: Count | None = None
-    """Calls of one caller at once; further ones wait. By default 3/4 of `max_connections`, and 768 for a program."""
+    """Maximum number of concurrent calls of one caller. Further calls wait. Default: three quarters of
+    `max_connections`, or 768 for a program."""
 
     @property
     def longest_s(self) -> float:
@@ -121,25 +126,29 @@ _OF_ADDRESSES = frozenset({"transport", "headers", "max_connections"})
 
 
 class A2aUpstream(AgentOffer):
-    """An A2A agent. One of its interfaces is enough: to callers it is offered in every binding and version."""
+    """An A2A agent. One of its interfaces is enough: the sidecar offers the agent to callers in every binding and
+    version."""
 
     url: Annotated[str, url_of("http", "https", "grpc", "grpcs")]
-    """The address of that interface: `http(s)://` for JSON-RPC and HTTP+JSON, `grpc(s)://host:port` for gRPC."""
+    """URL of the interface: `http(s)://` for JSON-RPC and HTTP+JSON, `grpc(s)://host:port` for gRPC."""
     binding: Literal["jsonrpc", "http_json", "grpc"] | None = None
-    """What is spoken there; by default `grpc` for a grpc address, otherwise `jsonrpc`."""
+    """Binding of the interface. Default: `grpc` for a gRPC URL, otherwise `jsonrpc`."""
     version: Literal["auto", "0.3", "1.0"] = "auto"
-    """The version spoken there; `auto` is 0.3 where the agent's card names only that for this binding, otherwise
+    """A2A version of the interface. `auto` is 0.3 if the agent's card names only 0.3 for this binding, otherwise
     1.0."""
     card_url: HttpUrl | None = None
-    """Where its card is; by default `/.well-known/agent-card.json` at the host of `url`. Its addresses are not used."""
+    """URL of the agent's card. Default: `/.well-known/agent-card.json` at the host of `url`. The addresses in the card
+    are not used."""
     headers: dict[HeaderName, HeaderValue] = Field(default_factory=dict)
-    """Headers of every request of the sidecar. A secret is a `credential`."""
+    """Headers of every request to the upstream. Use `credential` for secrets."""
     timeout_s: Seconds = 60.0
-    """How long a call may take in all, and a stream may be silent; budgets may make it shorter."""
+    """Maximum duration of a call, and maximum silence on a stream. `budgets.yaml` can shorten it."""
     max_connections: Count = 100
-    """Connections at once; further calls wait for one within their own time. Streams have others."""
+    """Maximum number of connections to the upstream. Further calls wait for one within their own time limit. Streams
+    use connections of their own."""
     max_calls_per_caller: Count | None = None
-    """Calls of one caller at once; further ones wait. By default three quarters of `max_connections`."""
+    """Maximum number of concurrent calls of one caller. Further calls wait. Default: three quarters of
+    `max_connections`."""
 
     @property
     def spoken(self) -> Literal["jsonrpc", "http_json", "grpc"]:
@@ -168,29 +177,28 @@ class A2aUpstream(AgentOffer):
 
 
 class UpstreamSettings(Section):
-    """One server; its name is its key."""
+    """An MCP server or A2A agent; its name is its key."""
 
     mcp: McpUpstream | None = None
     """The upstream is an MCP server."""
     a2a: A2aUpstream | None = None
     """The upstream is an A2A agent."""
     credential: UpstreamCredential | None = None
-    """The credential for it. By default none, and for an agent a token signed by the sidecar (`signed`) for
-    `nhi:<name>`."""
+    """Credential that the sidecar presents to the upstream. Default: none; for an agent, a token that the sidecar signs
+    (`signed`) for `nhi:<name>`."""
     anonymous: bool = False
-    """Whether callers without any credential reach it as `anonymous`; rules must still allow `anonymous`."""
+    """Whether callers without a credential can call it as `anonymous`. Rules must still allow `anonymous`."""
     scopes: Many[Scope] = ()
-    """OAuth scopes that a caller's token must bear."""
+    """OAuth scopes that the token of a caller must have."""
     pins: Literal["require", "warn", "off"] | None = None
-    """The handling of a tool that differs from its pin: `require` takes it out of lists and refuses its calls,
-    `warn` only
-    reports it, `"off"` (in quotes) does not check. By default `warn` until the server has a pin, then `require`."""
+    """How to handle a tool that differs from its pin. `require` removes it from lists and refuses its calls, `warn`
+    only reports it, `"off"` (in quotes) does not check. Default: `warn` until the server has a pin, then `require`."""
     hidden_text: Literal["flag", "strip", "refuse"] = "flag"
-    """How to handle hidden characters in what the server lists, and in its instructions: `flag` reports them,
-    `strip` removes them from what callers see, `refuse` leaves such entries out and refuses calls of such tools."""
+    """How to handle hidden characters in the lists and instructions of the server. `flag` reports them, `strip` removes
+    them from what callers see, `refuse` omits such entries and refuses calls of such tools."""
     similar_keys: Literal["refuse", "allow"] = "refuse"
-    """Whether calls are refused whose arguments have keys that differ only in case or Unicode normal form from each
-    other, a schema's property or a name in a condition. `allow` trusts the server to read the one that rules read."""
+    """Whether to refuse calls with keys in their arguments that differ only in case or Unicode normal form from each
+    other, a schema's property or a name in a condition. `allow` trusts the server to read the same key as rules do."""
     responses: ResponseSettings | None = None
     """Which parts of its responses reach callers, and which are stored."""
     breaker: BreakerSettings = Field(default_factory=BreakerSettings)
