@@ -37,7 +37,7 @@ from sidecar.audit.file_sink import AuditFile
 from sidecar.audit.record import record_of, unsealed
 from sidecar.audit.record_ids import timestamp
 from sidecar.audit.segments import aside
-from sidecar.settings import load_settings
+from sidecar.settings.load import load_settings
 
 OUT = Path(__file__).parent / "console.json"
 KEY = "0b7d51c2a94e4f0c8a6d3e5f7b1920c4d6e8fa0b2c4d6e8f"

@@ -29,7 +29,7 @@ from sidecar.gateway.pipeline import Pipeline
 from sidecar.gateway.routing import Entrance, Headers, check_framing, known_headers, origin_form
 from sidecar.http.tls import shown_on
 from sidecar.identity.certificate_names import CertificateError, read_certificate
-from sidecar.settings import Settings
+from sidecar.settings.sidecar_file import Settings
 
 LOCAL: Final = "local"
 

@@ -18,8 +18,7 @@ import orjson
 from aiohttp import web
 
 from sidecar.admin.requests import answered, problem
-from sidecar.settings import Settings
-from sidecar.settings.sidecar_file import METRICS_FILE
+from sidecar.settings.sidecar_file import METRICS_FILE, Settings
 from sidecar.settings.writing import write_whole
 
 if TYPE_CHECKING:

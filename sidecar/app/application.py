@@ -43,9 +43,8 @@ from sidecar.limits.usage_report import UsageQuery, UsageReport
 from sidecar.observability.log_lines import RequestLines
 from sidecar.observability.metrics import Metrics
 from sidecar.observability.telemetry import Telemetry
-from sidecar.settings import Settings, load_settings
-from sidecar.settings.load import load
-from sidecar.settings.sidecar_file import METRICS_FILE
+from sidecar.settings.load import load, load_settings
+from sidecar.settings.sidecar_file import METRICS_FILE, Settings
 from sidecar.settings.timestamps import rfc3339
 from sidecar.storage.peers import Peers, ServedRevision
 from sidecar.tasks.programs.executions import Executions

@@ -27,7 +27,7 @@ from sidecar.http.server.refusal_throttle import RefusalThrottle
 from sidecar.http.server.stream_limits import StreamLimits
 from sidecar.limits import SessionCalls
 from sidecar.observability.metrics import Metrics
-from sidecar.settings import Settings
+from sidecar.settings.sidecar_file import Settings
 from sidecar.storage.sealing import AesSeal
 from sidecar.tasks.api.frontend import TaskFrontend
 from sidecar.tasks.api.task_lifecycle import TaskServices

@@ -25,8 +25,8 @@ from sidecar.http.client import Egress, egress_from
 from sidecar.http.signing_keys import SigningKey
 from sidecar.limits import CounterStore
 from sidecar.observability.metrics import Metrics
-from sidecar.settings import Settings
 from sidecar.settings.audit import GOES_ON
+from sidecar.settings.sidecar_file import Settings
 
 STDOUT = 1
 CHECKPOINT_RECORDS = 10_000  # after so many records there is a checkpoint in any case

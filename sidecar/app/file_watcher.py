@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from sidecar.policy.files import left_by_an_editor
-from sidecar.settings import Settings
 from sidecar.settings.load import paths_in
+from sidecar.settings.sidecar_file import Settings
 
 LOOK_S = 0.5
 LOOK_SHARE, LONGEST_REST_S = 10, 5.0  # after a slow scan, so that at most a tenth of the time is spent on scans

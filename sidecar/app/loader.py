@@ -26,12 +26,11 @@ from sidecar.limits import Budgets, CounterStore, open_store
 from sidecar.observability.metrics import Metrics
 from sidecar.policy import Engine, PolicySource
 from sidecar.policy.worker_process import PolicyReading, load_policy_aside
-from sidecar.settings import Settings
 from sidecar.settings.load import LoadedSettings, doubts, file_faults, load
 from sidecar.settings.schedules import acts_as
 from sidecar.settings.secrets import read_secret
 from sidecar.settings.server import AdminCredential, TlsFiles
-from sidecar.settings.sidecar_file import WORKERS
+from sidecar.settings.sidecar_file import WORKERS, Settings
 from sidecar.settings.store import StoreSettings
 from sidecar.settings.stored_policy import NOTHING_YET, StoredPolicy, placed, stored_name
 from sidecar.settings.yaml_document import Document, in_file_order

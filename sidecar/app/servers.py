@@ -38,9 +38,9 @@ from sidecar.http.server.inherited_sockets import inherited
 from sidecar.http.server.listeners import Handle, IsStale, Listener, ListenerDeadlines, Server, open_listener
 from sidecar.http.server.response import SilentResponse, WholeResponse
 from sidecar.http.tls import ShownCertificate, TlsContexts, follows
-from sidecar.settings import Settings
 from sidecar.settings.addresses import ListenAddress, UnixAddress
 from sidecar.settings.server import AdminCredential
+from sidecar.settings.sidecar_file import Settings
 
 if TYPE_CHECKING:
     from sidecar.admin.console.handler import Console

@@ -27,7 +27,7 @@ from sidecar.http.server.repeated_head import ArrivedBody
 from sidecar.http.server.request import HttpRequest
 from sidecar.http.server.response import SilentResponse
 from sidecar.http.tls import NOTHING
-from sidecar.settings import Settings
+from sidecar.settings.sidecar_file import Settings
 from sidecar.upstreams.mcp.sessions import worker_of
 
 SOCKET: Final = "sessions.sock"

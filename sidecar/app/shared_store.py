@@ -21,8 +21,8 @@ from sidecar.identity.key_proofs import KEY
 from sidecar.limits import Limiter, StoreUnavailable, open_store
 from sidecar.limits.store_monitor import StoreMonitor
 from sidecar.observability.metrics import Metrics
-from sidecar.settings import Settings
 from sidecar.settings.secrets import MAX_BYTES
+from sidecar.settings.sidecar_file import Settings
 from sidecar.storage import RecordBounds, RecordStore, RecordStores
 from sidecar.storage.redis_script import script_text
 from sidecar.storage.task_owners import OWNERS, TaskOwners

@@ -21,7 +21,7 @@ from sidecar.gateway.pipeline import Pipeline
 from sidecar.gateway.snapshot import Service
 from sidecar.limits.store_monitor import StoreMonitor
 from sidecar.observability.metrics import STATUSES
-from sidecar.settings import Settings
+from sidecar.settings.sidecar_file import Settings
 from sidecar.settings.timestamps import rfc3339
 from sidecar.storage.peers import Peers
 from sidecar.tasks.api.task_record import moment

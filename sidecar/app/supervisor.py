@@ -26,9 +26,8 @@ from sidecar.app.service_manager import ServiceManager
 from sidecar.errors import SettingsError, fault_in
 from sidecar.http.server.bound_sockets import bound_socket, unbound
 from sidecar.http.server.inherited_sockets import FIRST_FD, MAX_FDS, inherited
-from sidecar.settings import Settings
 from sidecar.settings.addresses import ListenAddress, UnixAddress
-from sidecar.settings.sidecar_file import METRICS_FILE, WORKERS
+from sidecar.settings.sidecar_file import METRICS_FILE, WORKERS, Settings
 
 READY_WITHIN_S: Final = 300.0
 FIRST_REST_S: Final = 0.1

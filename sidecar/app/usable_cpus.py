@@ -9,8 +9,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from sidecar.settings import Settings
 from sidecar.settings.server import MAX_WORKERS
+from sidecar.settings.sidecar_file import Settings
 
 CGROUPS: Final = Path("/sys/fs/cgroup")
 OWN_CGROUP: Final = Path("/proc/self/cgroup")

@@ -24,9 +24,9 @@ from sidecar.audit.stdout_carrier import StdoutCarrier
 from sidecar.errors import SettingsError, fault_in
 from sidecar.http.client import DIRECT, Egress, parse_origin
 from sidecar.http.tls import read_authorities
-from sidecar.settings import Settings
 from sidecar.settings.audit import OtlpSink
 from sidecar.settings.secrets import read_secret
+from sidecar.settings.sidecar_file import Settings
 
 if TYPE_CHECKING:
     from sidecar.audit.otlp_carrier import OtlpCarrier

@@ -14,7 +14,7 @@ import orjson
 from sidecar.errors import visible_lines
 
 if TYPE_CHECKING:
-    from sidecar.settings import Settings
+    from sidecar.settings.sidecar_file import Settings
 
 NO, USAGE, INVALID, TESTS_FAILED, UNVERIFIED, DIFFERENT = range(1, 7)  # CONTRACT 3
 FILE = click.Path(dir_okay=False, path_type=Path)
@@ -76,7 +76,7 @@ def print_result(value: object, text: str, as_json: bool) -> None:
 
 def settings_in(config: Path, *, check_files: bool = False) -> Settings:
     """The settings of a configuration and of the environment. Raises SettingsError."""
-    from sidecar.settings import load_settings
+    from sidecar.settings.load import load_settings
 
     return load_settings(config, os.environ, check_files=check_files)
 

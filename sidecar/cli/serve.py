@@ -26,7 +26,7 @@ from sidecar.settings.load import load
 
 if TYPE_CHECKING:
     from sidecar.app.application import Application
-    from sidecar.settings import Settings
+    from sidecar.settings.sidecar_file import Settings
 
 ORPHAN_S = 1.5
 

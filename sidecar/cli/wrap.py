@@ -21,7 +21,7 @@ from sidecar.cli.client_files.jsonc import read_jsonc
 from sidecar.cli.client_files.wrap import backup_of, keep_backup, leads_here, names_of, unwrap as unwrapped, wrap_at
 from sidecar.cli.command import CommandFailed, config_and_json, json_option, print_json, settings_in
 from sidecar.errors import visible
-from sidecar.settings import Settings
+from sidecar.settings.sidecar_file import Settings
 from sidecar.settings.writing import write_whole
 
 LOCAL = "http://127.0.0.1:8070"

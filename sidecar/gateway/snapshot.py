@@ -45,10 +45,10 @@ from sidecar.policy.engine import Mode
 from sidecar.policy.similar_keys import Keys, folded, similar_key
 from sidecar.protocols.a2a.messages import V10
 from sidecar.protocols.a2a.operations import SEND, STREAM
-from sidecar.settings import Settings
 from sidecar.settings.agent_endpoints import AgentOffer, Transport
 from sidecar.settings.identity import ALGORITHMS
 from sidecar.settings.server import AdminCredential
+from sidecar.settings.sidecar_file import Settings
 from sidecar.settings.upstreams import ProbeSettings, UpstreamSettings as Definition
 from sidecar.upstreams.agents import AgentUpstream
 from sidecar.upstreams.credentials.signed_tokens import NO_SIGNER, TokenSigner

@@ -13,9 +13,10 @@ from sidecar.limits.budgets import entries_of
 from sidecar.limits.plan import BudgetRule
 from sidecar.policy import PolicySource, load_policy
 from sidecar.policy.source import NO_CASBIN, Models
-from sidecar.settings import Settings, load_settings
+from sidecar.settings.load import load_settings
 from sidecar.settings.policy import CasbinSettings, PolicyScope, PolicySettings
 from sidecar.settings.shipped_files import shipped
+from sidecar.settings.sidecar_file import Settings
 from sidecar.settings.yaml_document import read_document
 
 POLICIES: Literal["policies"] = "policies"

@@ -11,8 +11,3 @@ shipped_files       finds the models and policies that ship with the release
 
 Codes of faults: Y0.. the text of a YAML file, Y1.. its shape (yaml_document.py); docs/reference/error-codes.md has all.
 """
-
-from sidecar.settings.load import load_settings
-from sidecar.settings.sidecar_file import Settings
-
-__all__ = ["Settings", "load_settings"]

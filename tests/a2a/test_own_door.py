@@ -14,7 +14,7 @@ from sidecar.app.file_watcher import key_files
 from sidecar.app.loader import check_files, digest_of_keys
 from sidecar.cli import main
 from sidecar.errors import ConfigError, SettingsError
-from sidecar.settings import load_settings
+from sidecar.settings.load import load_settings
 from tests.a2a.test_cards import card
 from tests.a2a.world import (
     ALICE,

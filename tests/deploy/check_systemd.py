@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from sidecar.settings import load_settings
 from sidecar.settings.addresses import parse_address
+from sidecar.settings.load import load_settings
 from tests.deploy import DEPLOY
 from tests.flow.world import write_folder
 

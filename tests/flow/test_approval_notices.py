@@ -14,7 +14,7 @@ from sidecar.errors import SettingsError
 from sidecar.gateway.approvals import ApprovalState
 from sidecar.gateway.approvals.approval_record import ASKED, EXPIRED, GIVEN, REFUSED, PersonAnswer
 from sidecar.http.client import parse_origin
-from sidecar.settings import load_settings
+from sidecar.settings.load import load_settings
 from sidecar.tasks.webhooks import outbox
 from sidecar.tasks.webhooks.approval_notices import message_of
 from sidecar.tasks.webhooks.signature import load_or_make_callback_key

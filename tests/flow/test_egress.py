@@ -27,7 +27,7 @@ from sidecar.errors import ConfigError
 from sidecar.http.client import NotAllowed
 from sidecar.http.signing_keys import generate
 from sidecar.protocols.a2a.wire import WIRES
-from sidecar.settings import load_settings
+from sidecar.settings.load import load_settings
 from sidecar.settings.shipped_files import shipped
 from sidecar.upstreams.processes.launcher import Processes
 from tests.a2a.world import HELLO, ScriptedAgent, ask, task

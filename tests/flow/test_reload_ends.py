@@ -11,7 +11,7 @@ import sidecar.app.loader
 import sidecar.gateway.forwarder
 from sidecar.app.loader import NEEDS_RESTART, RELOADED
 from sidecar.errors import ConfigError
-from sidecar.settings import Settings
+from sidecar.settings.sidecar_file import Settings
 from tests.flow.guests import emitter, gateway, listening, opened, stream
 from tests.flow.test_admin import get
 from tests.flow.test_hot_reload import FILE, WIDER, controls, deletes, plain, taken

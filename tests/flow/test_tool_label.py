@@ -9,7 +9,7 @@ from sidecar.errors import ConfigError
 from sidecar.observability.metrics import Metrics
 from sidecar.observability.registry import SeriesTable
 from sidecar.observability.tool_labels import MAX_COUNTED, OTHER_TOOLS, ToolLabels
-from sidecar.settings import load_settings
+from sidecar.settings.load import load_settings
 from tests.flow.world import World, world
 
 ALL = "p, nhi:planner, tool:*, use, -, -, -, allow\n"

@@ -24,7 +24,7 @@ from sidecar.errors import ANSWERS, ConfigError
 from sidecar.limits import load_budgets
 from sidecar.observability.metrics import Metrics
 from sidecar.policy import load_policy
-from sidecar.settings import load_settings
+from sidecar.settings.load import load_settings
 from tests.pages import NAMES, OTHERS, ROOT, Block, blocks_of, prose_of
 
 LANGUAGES = {"sh", "console", "text", "yaml", "csv", "json", "ini", "nginx", "python"}

@@ -20,7 +20,7 @@ from sidecar.audit.record_filter import RecordFilter, moment_from
 from sidecar.audit.search import LogPlaces, Logs
 from sidecar.audit.sinks import place_of
 from sidecar.protocols.jsonrpc import malformed
-from sidecar.settings import Settings
+from sidecar.settings.sidecar_file import Settings
 
 FURTHER_S: Final = 2.0
 READ_S: Final = 30.0

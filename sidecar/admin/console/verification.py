@@ -20,7 +20,7 @@ import orjson
 from sidecar.audit.segments import files_of
 from sidecar.audit.verify_process import COMMAND, order_of
 from sidecar.errors import Refusal
-from sidecar.settings import Settings
+from sidecar.settings.sidecar_file import Settings
 from sidecar.settings.timestamps import rfc3339
 from sidecar.settings.writing import write_whole
 

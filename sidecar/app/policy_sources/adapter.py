@@ -22,9 +22,9 @@ from sidecar.app.policy_sources.stored_revisions import SourceError, StoredRevis
 from sidecar.errors import SettingsError
 from sidecar.policy.model import MAX_MODEL_CHARS
 from sidecar.policy.rows import MAX_FILE_BYTES
-from sidecar.settings import Settings
 from sidecar.settings.policy import SECRET_PLACE, AdapterSource, PythonClass
 from sidecar.settings.secrets import read_secret
+from sidecar.settings.sidecar_file import Settings
 from sidecar.settings.stored_policy import ROWS_FILE, StoredPolicy, kept_for
 from sidecar.upstreams.processes.launcher import Process, Processes, Program, StartFailed
 

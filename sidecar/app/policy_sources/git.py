@@ -25,11 +25,11 @@ from sidecar.app.policy_sources.tarball import members, write_member
 from sidecar.errors import SettingsError
 from sidecar.http.client import egress_from, parse_origin
 from sidecar.http.tls import trusted_pem
-from sidecar.settings import Settings
 from sidecar.settings.egress import EgressSettings
 from sidecar.settings.policy import GitSource
 from sidecar.settings.programs import executable_of
 from sidecar.settings.secrets import read_secret
+from sidecar.settings.sidecar_file import Settings
 from sidecar.settings.stored_policy import StoredPolicy, kept_for
 from sidecar.upstreams.processes.launcher import Processes, Program, StartFailed, output_of
 

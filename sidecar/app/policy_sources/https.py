@@ -13,10 +13,10 @@ from sidecar.errors import SettingsError
 from sidecar.http.client import Egress, EgressError, egress_from
 from sidecar.http.client.fetch import FetchedDocument, fetch_newer
 from sidecar.http.tls import read_authorities
-from sidecar.settings import Settings
 from sidecar.settings.egress import EgressSettings
 from sidecar.settings.policy import BundleSource
 from sidecar.settings.secrets import read_secret
+from sidecar.settings.sidecar_file import Settings
 from sidecar.settings.stored_policy import StoredPolicy, kept_for
 
 MAX_BYTES: Final = 64 * 2**20

@@ -15,7 +15,7 @@ from typing import Any, Final, Protocol
 from sidecar.app.policy_sources.stored_revisions import SourceError, StoredRevisions
 from sidecar.errors import ConfigError, Fault, SettingsError, fault_in
 from sidecar.observability.metrics import Metrics
-from sidecar.settings import Settings
+from sidecar.settings.sidecar_file import Settings
 from sidecar.settings.stored_policy import NOTHING_YET, StoredPolicy, kept_for, placed, shelf_of, stored_name
 from sidecar.settings.timestamps import rfc3339
 from sidecar.upstreams.processes.launcher import Processes

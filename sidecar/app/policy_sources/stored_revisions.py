@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from sidecar.settings import Settings
+from sidecar.settings.sidecar_file import Settings
 from sidecar.settings.stored_policy import CURRENT, StoredPolicy, shelf_of
 from sidecar.settings.writing import sync_folder, write_whole
 

@@ -18,8 +18,8 @@ import orjson
 from sidecar.cli.agent.formatting import OPERATOR, cause, facts, figures
 from sidecar.cli.command import NO, check_known, config_and_json, print_result, settings_in
 from sidecar.protocols.hidden_characters import shown
-from sidecar.settings import Settings
 from sidecar.settings.agents import CliAgent
+from sidecar.settings.sidecar_file import Settings
 from sidecar.tasks.programs.attempt import AttemptEnd, Event, OutputArtifact, OutputChunk, ProgramOrder, Prompt
 from sidecar.tasks.programs.command_line import command_from
 from sidecar.tasks.programs.run_record import Usage

@@ -9,8 +9,8 @@ import click
 
 from sidecar.audit.gather import gather as gathered, lines_in
 from sidecar.cli.command import FOLDER, config_option, settings_in
-from sidecar.settings import Settings
 from sidecar.settings.server import MAX_WORKERS
+from sidecar.settings.sidecar_file import Settings
 
 
 @click.command("gather")

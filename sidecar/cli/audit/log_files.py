@@ -8,7 +8,7 @@ import click
 from sidecar.audit.rendering import plain
 from sidecar.audit.segments import SUFFIX, all_given, logs_in
 from sidecar.cli.command import config_option_for, settings_in
-from sidecar.settings import Settings
+from sidecar.settings.sidecar_file import Settings
 
 LOG = click.Path(exists=True, path_type=Path)
 CONFIG = config_option_for("Names the log if no PATHS are given.")

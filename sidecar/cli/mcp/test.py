@@ -12,7 +12,7 @@ import click
 from sidecar.cli.command import NO, check_known, config_and_json, print_json, settings_in
 from sidecar.http.client import egress_from
 from sidecar.protocols.hidden_characters import shown
-from sidecar.settings import Settings
+from sidecar.settings.sidecar_file import Settings
 from sidecar.upstreams.credentials.signed_tokens import signer_from
 from sidecar.upstreams.health_report import UNHEALTHY, HealthReport, report_on
 from sidecar.upstreams.mcp.assembly import upstream_from

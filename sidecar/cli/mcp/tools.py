@@ -22,7 +22,7 @@ from sidecar.cli.mcp.test import reached
 from sidecar.errors import Reason, Refusal, SettingsError, fault_in
 from sidecar.protocols.hidden_characters import shown
 from sidecar.protocols.mcp.messages import LeftOut, unnamed_in
-from sidecar.settings import Settings
+from sidecar.settings.sidecar_file import Settings
 from sidecar.settings.timestamps import rfc3339
 from sidecar.settings.writing import UnwrittenError, write_all
 from sidecar.upstreams.mcp.listing import OwnConversation

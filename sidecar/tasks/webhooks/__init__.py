@@ -16,7 +16,7 @@ from typing import Final
 from sidecar.gateway.frontends.a2a.push_notifications import IsAnothers, PushConfigs, Shows
 from sidecar.http.client import Egress, GuardedClient, SystemResolver
 from sidecar.observability.metrics import Metrics
-from sidecar.settings import Settings
+from sidecar.settings.sidecar_file import Settings
 from sidecar.storage import RecordStores
 from sidecar.storage.push_configs import PUSHES
 from sidecar.storage.sealing import AesSeal

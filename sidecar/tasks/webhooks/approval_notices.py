@@ -18,7 +18,7 @@ from sidecar.gateway.approvals.approval_record import ASKED, EXPIRED, WITHDRAWN
 from sidecar.http.client import NotAllowed
 from sidecar.http.client.address_rules import AddressRules
 from sidecar.http.client.guarded_client import allowed_origin, is_address
-from sidecar.settings import Settings
+from sidecar.settings.sidecar_file import Settings
 from sidecar.settings.timestamps import rfc3339
 from sidecar.settings.yaml_document import Document
 from sidecar.storage.deliveries import Headers, OnBehalfOf

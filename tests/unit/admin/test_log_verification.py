@@ -10,7 +10,8 @@ from sidecar.admin.console import verification
 from sidecar.admin.console.verification import FILE, LogVerifier
 from sidecar.audit.verify_process import order_of
 from sidecar.errors import Reason, Refusal
-from sidecar.settings import Settings, load_settings
+from sidecar.settings.load import load_settings
+from sidecar.settings.sidecar_file import Settings
 from tests.flow.world import PATIENCE_S
 from tests.unit.audit.scenes import KEY, head_of, write_log
 

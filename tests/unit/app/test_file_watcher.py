@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from sidecar.app.file_watcher import key_files, look_at, with_made
-from sidecar.settings import Settings, load_settings
+from sidecar.settings.load import load_settings
+from sidecar.settings.sidecar_file import Settings
 from tests.tables import tables
 
 CONFIG = tables("app/file_watcher")["config"]

@@ -20,7 +20,8 @@ from sidecar.app import supervisor as supervision
 from sidecar.app.supervisor import Supervisor, WorkerFailed
 from sidecar.app.usable_cpus import usable_cpus, worker_count
 from sidecar.errors import SettingsError
-from sidecar.settings import Settings, load_settings
+from sidecar.settings.load import load_settings
+from sidecar.settings.sidecar_file import Settings
 from tests.flow.world import PATIENCE_S, until
 
 WORKER = """

@@ -13,7 +13,7 @@ from sidecar.audit.chain import MAX_LINE_BYTES
 from sidecar.audit.gather import gather, lines_in
 from sidecar.audit.sinks import open_sink
 from sidecar.audit.verify import verify
-from sidecar.settings import load_settings
+from sidecar.settings.load import load_settings
 from tests.at_once import at_once
 from tests.unit.audit.scenes import KEY, FakeClock, forward, numbered_ids, open_audit, run
 from tests.valkey import running_valkey

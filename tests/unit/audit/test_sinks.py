@@ -36,7 +36,7 @@ from sidecar.audit.verify import verify
 from sidecar.audit.writer import RecordSink, WriteJob
 from sidecar.errors import Refusal, SettingsError
 from sidecar.http.client.origin import parse_origin
-from sidecar.settings import load_settings
+from sidecar.settings.load import load_settings
 from tests.receiver import Receiver, receiving
 from tests.unit.audit.scenes import (
     KEY,

@@ -15,7 +15,7 @@ from hypothesis import given, settings, strategies as st
 
 from sidecar.cli import main
 from sidecar.policy_tools.casbin_program import CasbinMap, check_program, propose, read_program
-from sidecar.settings import load_settings
+from sidecar.settings.load import load_settings
 from tests.unit.policy.stock.published import EXAMPLES
 from tests.unit.policy.stock.setups import BY_ROLE, DENY_OVERRIDE, ROLES, SETUPS, Setup, conf
 from tests.unit.policy.stock.working_folder import write_program

@@ -10,7 +10,8 @@ from sidecar.errors import Refusal, SettingsError
 from sidecar.identity import Audience, Identity, Presented
 from sidecar.identity.from_settings import issuers_from
 from sidecar.identity.key_files import add_key, ensure_pepper, make_key
-from sidecar.settings import Settings, load_settings
+from sidecar.settings.load import load_settings
+from sidecar.settings.sidecar_file import Settings
 from tests.unit.identity.test_presets import KEYCLOAK, KEYCLOAK_USER, key_of, sent
 from tests.unit.identity.world import GITHUB, IDP, NOW, Clock, KeyServer, minted, signing_key
 

@@ -21,7 +21,8 @@ from sidecar.policy import Engine, PolicySource
 from sidecar.policy.patterns import file_matches, glob
 from sidecar.policy_tools.audit_records import question_of
 from sidecar.policy_tools.policy_location import configured, in_folder
-from sidecar.settings import Settings, load_settings
+from sidecar.settings.load import load_settings
+from sidecar.settings.sidecar_file import Settings
 from sidecar.vocabulary import Chain, PermissionKind, Principal, Question, RuleRef
 from tests.flow.acme_traffic import TRAFFIC, write_traffic
 from tests.tables import tables

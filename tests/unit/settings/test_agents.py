@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from sidecar.errors import SettingsError
-from sidecar.settings import load_settings
+from sidecar.settings.load import load_settings
 from tests.tables import tables
 
 FAULTS = tables("settings/agents")["FAULTS"]

@@ -16,7 +16,7 @@ from click.testing import CliRunner, Result
 from sidecar.cli import COMMANDS, main
 from sidecar.cli.config import config, schema, schema_of
 from sidecar.cli.init import init
-from sidecar.settings import load_settings
+from sidecar.settings.load import load_settings
 from sidecar.settings.shipped_files import shipped
 from sidecar.settings.yaml_document import read_document
 from tests.tables import tables

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from sidecar.errors import SettingsError
-from sidecar.settings import Settings, load_settings
+from sidecar.settings.load import load_settings
+from sidecar.settings.sidecar_file import Settings
 from tests.tables import tables
 
 TABLES = tables("settings/environment")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from sidecar.errors import SettingsError
-from sidecar.settings import load_settings
+from sidecar.settings.load import load_settings
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "settings"
 ENVIRONMENT = {

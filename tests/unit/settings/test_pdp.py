@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 
 from sidecar.errors import SettingsError
-from sidecar.settings import Settings, load_settings
+from sidecar.settings.load import load_settings
 from sidecar.settings.pdp import AuthzenType
+from sidecar.settings.sidecar_file import Settings
 
 
 def load(folder: Path, authzen: str) -> Settings:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from sidecar.errors import SettingsError
-from sidecar.settings import load_settings
+from sidecar.settings.load import load_settings
 from sidecar.settings.policy import MAX_SHADOW_S, PolicySettings
 from sidecar.settings.timestamps import rfc3339, seconds_of
 from tests.tables import tables

@@ -8,7 +8,8 @@ import pytest
 from pydantic import ValidationError
 
 from sidecar.errors import SettingsError
-from sidecar.settings import load_settings, schedules
+from sidecar.settings import schedules
+from sidecar.settings.load import load_settings
 from sidecar.settings.schedules import ScheduleSettings, acts_as, schedule_faults
 from sidecar.settings.validation_errors import Finding, findings_of
 from tests.tables import tables

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from sidecar.errors import SettingsError
-from sidecar.settings import Settings, load_settings
 from sidecar.settings.addresses import ListenAddress, UnixAddress
-from sidecar.settings.load import doubts, load as load_document
+from sidecar.settings.load import doubts, load as load_document, load_settings
 from sidecar.settings.server import TlsFiles
+from sidecar.settings.sidecar_file import Settings
 from tests.tables import tables
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "settings"

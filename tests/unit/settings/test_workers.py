@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from sidecar.errors import SettingsError
-from sidecar.settings import Settings, load_settings
+from sidecar.settings.load import load_settings
+from sidecar.settings.sidecar_file import Settings
 
 SHARED = 'store: {url: "redis://127.0.0.1:6379"}\nsessions: {store: redis}\ntasks: {store: redis}\n'
 

@@ -28,7 +28,7 @@ from sidecar.audit.record import CHECKPOINT, EVENTS
 from sidecar.audit.record_filter import RecordFilter
 from sidecar.audit.search import record_at
 from sidecar.errors import Reason, SettingsError
-from sidecar.settings import Settings
+from sidecar.settings.sidecar_file import Settings
 
 RECORDS: Final = 60  # on a page
 CHECKPOINTS: Final = 10

@@ -19,7 +19,8 @@ from psutil import pid_exists
 from sidecar.app.policy_sources.adapter import AdapterOrigin
 from sidecar.app.policy_sources.stored_revisions import SourceError, StoredRevisions
 from sidecar.policy.adapter_rows import UnfitRow, lines_of
-from sidecar.settings import Settings, load_settings
+from sidecar.settings.load import load_settings
+from sidecar.settings.sidecar_file import Settings
 from sidecar.settings.stored_policy import StoredPolicy
 from sidecar.upstreams.processes.launcher import Processes
 from tests.flow.world import until

@@ -18,7 +18,7 @@ from aiohttp import web
 from sidecar.app.policy_sources import git
 from sidecar.app.policy_sources.git import GitOrigin, _trouble
 from sidecar.app.policy_sources.stored_revisions import SourceError, StoredRevisions
-from sidecar.settings import load_settings
+from sidecar.settings.load import load_settings
 from sidecar.settings.stored_policy import StoredPolicy
 from sidecar.upstreams.processes.launcher import Processes
 from tests.unit.identity.authority import authority

@@ -14,7 +14,8 @@ from sidecar.app.policy_sources.bundle import build, sign
 from sidecar.app.policy_sources.https import BundleOrigin
 from sidecar.app.policy_sources.stored_revisions import SourceError
 from sidecar.http.signing_keys import generate
-from sidecar.settings import Settings, load_settings
+from sidecar.settings.load import load_settings
+from sidecar.settings.sidecar_file import Settings
 from tests.unit.identity.authority import authority
 
 ROW = "p, nhi:planner, tool:github/search_code, use, -, -, -, allow\n"

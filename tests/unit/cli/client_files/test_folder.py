@@ -14,7 +14,7 @@ from sidecar.cli import main
 from sidecar.cli.client_files.folder import upstreams_yaml
 from sidecar.cli.client_files.secret_detection import looks_secret, may_stand_in_clear
 from sidecar.policy.source import load_policy
-from sidecar.settings import load_settings
+from sidecar.settings.load import load_settings
 from sidecar.settings.programs import variables_in_file
 from sidecar.settings.yaml_document import read_document
 from tests.tables import tables

@@ -13,7 +13,7 @@ import pytest
 
 import sidecar
 from sidecar.errors import SettingsError
-from sidecar.settings import load_settings
+from sidecar.settings.load import load_settings
 from tests.tables import tables
 
 TABLES = tables("http/client/who_goes_out")
