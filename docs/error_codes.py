@@ -6,6 +6,7 @@ import ast
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 MEANINGS: Mapping[str, str] = {
@@ -168,6 +169,7 @@ class Report:
     hint: str = ""
 
 
+@cache
 def reports() -> Mapping[str, list[Report]]:
     """Code → its messages, in the order of the source; a code with no fixed message has an empty list."""
     found: dict[str, list[Report]] = {}
@@ -187,10 +189,11 @@ class _Module:
         self.constants = dict(_assigned(tree.body))
 
     def reports(self) -> Iterator[Report]:
-        for node in ast.walk(self.tree):
+        nodes = list(ast.walk(self.tree))
+        for node in nodes:
             if isinstance(node, ast.Constant) and isinstance(node.value, str) and _is_code(node.value):
                 yield Report(node.value, "")
-        for scope in ast.walk(self.tree):
+        for scope in nodes:
             if isinstance(scope, ast.FunctionDef | ast.AsyncFunctionDef | ast.Module):
                 yield from self._in(scope)
 
@@ -246,10 +249,12 @@ def _is_code(text: str) -> bool:
 
 def _own(scope: ast.AST) -> Iterator[ast.AST]:
     """The nodes of a function without those of the functions in it."""
-    for child in ast.iter_child_nodes(scope):
-        if not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
-            yield child
-            yield from _own(child)
+    pending = [*ast.iter_child_nodes(scope)][::-1]
+    while pending:
+        node = pending.pop()
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node
+            pending += [*ast.iter_child_nodes(node)][::-1]
 
 
 def _assigned(nodes: list[ast.stmt] | list[ast.AST]) -> Iterator[tuple[str, ast.expr]]:

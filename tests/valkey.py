@@ -34,7 +34,7 @@ class Valkey:
 
     @contextmanager
     def client(self) -> Iterator[redis.Redis]:
-        with redis.Redis(unix_socket_path=str(self.path), decode_responses=True) as client:
+        with redis.Redis(unix_socket_path=str(self.path), decode_responses=True, driver_info=None) as client:
             yield client
 
     @contextmanager

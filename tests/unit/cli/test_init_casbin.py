@@ -71,7 +71,7 @@ ODD = st.text(st.sampled_from("ad1 /*:{}()[]|-_.éÉ\u200b\t\"'\\#%&"), max_size
 
 
 @given(st.lists(st.tuples(st.sampled_from(["p", "p", "g", "x"]), ODD, ODD, ODD, ODD), max_size=4), st.booleans())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_rows_of_any_text_are_taken_or_refused_with_a_place(rows: list[tuple[str, ...]], by_domain: bool) -> None:
     setup = SETUPS["roles in domains"] if by_domain else RBAC
     with TemporaryDirectory() as name:

@@ -180,7 +180,7 @@ JSON = st.recursive(
 )
 
 
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(st.dictionaries(st.sampled_from(["content", "structuredContent", "contents", "messages", "_meta", "x"]), JSON))
 def test_in_no_shape_does_anything_survive_and_twice_is_once(result: dict[str, Any]) -> None:
     rules = screen({"classes": ["email", "card"]})

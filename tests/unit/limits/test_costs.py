@@ -154,7 +154,7 @@ STEPS = st.builds(
 )
 
 
-@settings(max_examples=100)
+@settings(max_examples=50)
 @given(st.lists(STEPS, max_size=40))
 def test_calls_are_let_in_exactly_as_long_as_sums_of_decimals_say_that_the_money_is_there(steps: list[Step]) -> None:
     asyncio.run(play(memory_stage(remember_s=1e12), steps))  # as the beat of a call under way has it remembered

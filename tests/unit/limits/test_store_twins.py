@@ -78,7 +78,7 @@ async def told(stage: Stage, steps: list[Step]) -> list[Verdict]:
     return verdicts
 
 
-@settings(max_examples=80, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 @given(st.lists(STEPS, max_size=40))
 def test_redis_says_what_memory_says(fresh_valkey: Valkey, steps: list[Step]) -> None:
     """BL-068: the Lua counts as the counters do, at every edge of a window."""

@@ -119,7 +119,7 @@ def examples_of(code: str) -> list[Example]:
 def _example(code: str, text: str) -> Example:
     title, _, rest = text.partition("\n")
     parts = dict(re.findall(r"^--- ([^\n]+)\n(.*?)(?=^--- |\Z)", rest, flags=re.MULTILINE | re.DOTALL))
-    given = yaml.safe_load(parts.pop(WITH, "{}"))
+    given = yaml.load(parts.pop(WITH, "{}"), yaml.CSafeLoader)
     told = parts.pop(TOLD, "")
     return Example(code, title, parts, told, given)
 

@@ -149,7 +149,7 @@ def csv_files(draw: st.DrawFn) -> dict[str, str]:
     return {name: "".join(f"{line}\n" for line in found) for name, found in files.items() if found}
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(csv_files())
 def test_there_and_back_both_ways_nothing_is_lost(files: dict[str, str]) -> None:
     for name, text in files.items():

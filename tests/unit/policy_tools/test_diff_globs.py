@@ -23,7 +23,7 @@ def fitting(all_of: list[str], none_of: list[str], avoid: set[str]) -> list[str]
     return [name for name in found if not any(glob(name, pattern) for pattern in none_of)]
 
 
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(st.lists(PATTERNS, max_size=3), st.lists(PATTERNS, max_size=4), st.sets(st.sampled_from(NAMES[:9]), max_size=4))
 def test_a_name_is_found_exactly_if_there_is_one(all_of: list[str], none_of: list[str], avoid: set[str]) -> None:
     found = witness(SMALL, all_of, none_of, avoid)
@@ -31,7 +31,7 @@ def test_a_name_is_found_exactly_if_there_is_one(all_of: list[str], none_of: lis
     assert (found in there) if there else (found is None)
 
 
-@settings(max_examples=100)
+@settings(max_examples=60)
 @given(st.lists(PATTERNS, max_size=2), st.lists(PATTERNS, max_size=4, unique=True))
 def test_every_way_to_meet_other_patterns_is_found(all_of: list[str], others: list[str]) -> None:
     found = dict(classes(SMALL, all_of, others))
@@ -42,7 +42,7 @@ def test_every_way_to_meet_other_patterns_is_found(all_of: list[str], others: li
     }
 
 
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(PATTERNS, PATTERNS)
 def test_what_cannot_overlap_does_not(one: str, other: str) -> None:
     if not may_overlap(one, other):

@@ -32,7 +32,7 @@ from tests.unit.policy_tools.traffic import write_down
 TABLES = tables("policy_tools/suggest")
 
 GOLDEN = REPOSITORY / "tests" / "golden" / "suggest"
-CASES = yaml.safe_load((GOLDEN / "cases.yaml").read_text("utf-8"))
+CASES = yaml.load((GOLDEN / "cases.yaml").read_text("utf-8"), yaml.CSafeLoader)
 TOOL = PermissionKind.AGENT_TO_TOOL
 
 POLICY = TABLES["policy"]

@@ -302,7 +302,7 @@ HOSTILE: dict[str, bytes] = {
 def test_a_hostile_mebibyte_takes_no_more_than_fifty_harmless_ones(kind: str) -> None:
     harmless = json.dumps({"a": ["x" * 1000] * 1000}).encode()
     allowed_s = max(50 * min(_seconds(json.loads, harmless) for _ in range(3)), 0.05)
-    assert min(_seconds(verdict, HOSTILE[kind]) for _ in range(3)) < allowed_s
+    assert any(_seconds(verdict, HOSTILE[kind]) < allowed_s for _ in range(3))
 
 
 def _seconds(work: Callable[[bytes], object], raw: bytes) -> float:

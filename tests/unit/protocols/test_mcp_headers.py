@@ -108,7 +108,7 @@ heads = st.sampled_from(
 )
 
 
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(
     version=st.none() | st.sampled_from(["2026-07-28", "2025-11-25"]),
     method=st.none() | st.sampled_from(["tools/call", "tools/list", "resources/read"]),
@@ -170,7 +170,7 @@ mirrored_texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=8) |
 )
 
 
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(
     region=st.none() | mirrored_texts,
     size=st.none() | integers | st.sampled_from([42.0, -0.0]),

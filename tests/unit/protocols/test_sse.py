@@ -60,7 +60,7 @@ def cut_streams(draw: st.DrawFn) -> list[bytes]:
     return [raw[start:end] for start, end in zip([0, *cuts], [*cuts, len(raw)], strict=True)]
 
 
-@settings(max_examples=200)
+@settings(max_examples=60)
 @given(cut_streams())
 @example([b"data: a\r", b"\ndata: b\r", b"", b"\n\r", b"\n"])
 @example([b"data: a\r", b"\r", b"data: b\r", b"\r"])
@@ -171,7 +171,8 @@ def test_twice_the_stream_takes_about_twice_the_time(kind: str) -> None:
     """Were it quadratic, sixteen times the bytes would take 256 times as long; sixteen it is, and we allow 100."""
     raw, step = WORK[kind]
     small = raw[: len(raw) // 16]
-    assert min(_seconds(raw, step) for _ in range(2)) < 100 * max(min(_seconds(small, step) for _ in range(5)), 2e-3)
+    allowed_s = 100 * max(min(_seconds(small, step) for _ in range(5)), 2e-3)
+    assert any(_seconds(raw, step) < allowed_s for _ in range(2))
 
 
 def _seconds(raw: bytes, step: int) -> float:

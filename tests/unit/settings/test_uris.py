@@ -30,7 +30,7 @@ def test_a_uri_with_another_meaning_is_refused_and_the_reason_told(why: str, uri
     assert why in fault_in_uri(uri)
 
 
-@settings(max_examples=200)
+@settings(max_examples=60)
 @given(st.lists(st.sampled_from([*"./\\;?#%@:25ef ac\0", "%2e", "%25", "%5C", "%c0", "..", "//", "41"]), max_size=12))
 def test_a_taken_uri_names_the_same_place_however_often_it_is_decoded(parts: list[str]) -> None:
     uri = "x:" + "".join(parts)
@@ -85,7 +85,7 @@ def equivalents(draw: st.DrawFn) -> tuple[str, list[str]]:
     return f"{scheme}://{host}{path}{query}", [spelling() for _ in range(4)]
 
 
-@settings(max_examples=100)
+@settings(max_examples=60)
 @given(equivalents())
 def test_every_spelling_has_the_same_form_and_a_rule_in_any_fits_them_all(found: tuple[str, list[str]]) -> None:
     form, spellings = found

@@ -107,7 +107,7 @@ def leaves(plain: Any) -> Iterator[tuple[Any, Any]]:
             yield from leaves(plain[key])
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(CASES, st.data())
 def test_what_was_damaged_is_whole_or_cannot_be_read_and_is_no_others_trouble(case: Case, data: st.DataObject) -> None:
     kind, record = case

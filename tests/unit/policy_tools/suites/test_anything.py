@@ -56,7 +56,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> tuple[Engine, PolicySourc
     return policy(write(tmp_path_factory.mktemp("world"), {}))
 
 
-@settings(max_examples=200, suppress_health_check=list(HealthCheck))
+@settings(max_examples=60, suppress_health_check=list(HealthCheck))
 @given(tests=st.lists(_TEST, min_size=1, max_size=2), more=st.just({}) | st.dictionaries(_WORD, _VALUE, max_size=1))
 def test_it_is_refused_with_places_or_run_and_told(
     tmp_path: Path, world: tuple[Engine, PolicySource], tests: list[Any], more: dict[str, Any]

@@ -263,7 +263,7 @@ ANYTHING = st.recursive(
 
 
 @given(method=st.sampled_from(["progress", "output", "artifact", ""]), value=ANYTHING)
-@settings(max_examples=100)
+@settings(max_examples=60)
 def test_whatever_it_says_is_understood_in_the_canonical_form_or_breaks_it(method: str, value: Any) -> None:
     said = line(method=method, params=value) if method else line(id=1, result=value)
     try:

@@ -64,7 +64,7 @@ def test_no_prompt_is_two_turns_for_any_reader_of_lines(end: str) -> None:
 
 
 @given(prompt=st.text(max_size=50), newlines=st.sampled_from(["space", "json"]))
-@settings(max_examples=100)
+@settings(max_examples=60)
 def test_whatever_the_prompt_it_is_one_line(prompt: str, newlines: Newlines) -> None:
     written = talking(newlines=newlines).begin(order(prompt)).decode("utf-8")
     assert len(written.splitlines()) == 1 and written.endswith("\n")
@@ -135,7 +135,7 @@ def test_when_its_output_ends_what_was_held_back_is_said() -> None:
     end=st.sampled_from(["\n", "END", "\n> ", "EE"]),
     cuts=st.lists(st.integers(0, 60), max_size=10),
 )
-@settings(max_examples=200)
+@settings(max_examples=60)
 def test_it_means_the_same_however_the_pipe_cuts_it(said: str, end: str, cuts: list[int]) -> None:
     raw = (said + end).encode()
     places = sorted({0, len(raw), *(cut for cut in cuts if cut < len(raw))})
