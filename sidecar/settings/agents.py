@@ -204,7 +204,7 @@ class Endpoint(AgentOffer):
 
 
 class TextPatterns(NamedTuple):
-    """How it is told, and how it answers."""
+    """How the program receives its input, and how it answers."""
 
     input: Input
     output: Output

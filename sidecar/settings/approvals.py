@@ -1,4 +1,4 @@
-"""The settings of approvals: how long callers wait for a person, how many calls may wait, and who is told of them."""
+"""Settings of approvals: how long callers wait for a person, how many calls may wait, and who is notified."""
 
 from collections.abc import Iterator
 from typing import Annotated, Literal
