@@ -411,6 +411,15 @@ def offering(*tools: Any, **more: Any) -> Attack:
     return listing({"tools": tools, **more})
 
 
+def late(make: Callable[[], Attack]) -> Attack:
+    """An attack whose data is made when it is carried out, since it is large."""
+
+    async def attack(conversation: Conversation, message: dict[str, Any]) -> None:
+        await make()(conversation, message)
+
+    return attack
+
+
 def listed(message: dict[str, Any], result: Any = None, **more: Any) -> dict[str, Any]:
     """A list with what is secret in it."""
     caching = {"resultType": "complete", "ttlMs": 1000, "cacheScope": "public"}
@@ -487,19 +496,34 @@ LISTS = rows(
 # What is too much of it for one turn of the loop, though it fits the bound on bytes (threats I11, F14).
 MANY = rows(
     {
-        "thousands of tools": (offering(*[{**SECRET, "name": f"{CANARY}_{n}"} for n in range(20_000)], SEEN), ""),
-        "a hundred thousand tools": (offering(*({**SEEN, "name": f"t{number}"} for number in range(100_000))), REFUSED),
+        "thousands of tools": (
+            late(lambda: offering(*[{**SECRET, "name": f"{CANARY}_{n}"} for n in range(20_000)], SEEN)),
+            "",
+        ),
+        "a hundred thousand tools": (
+            late(lambda: offering(*({**SEEN, "name": f"t{n}"} for n in range(100_000)))),
+            REFUSED,
+        ),
         "thousands of long tools": (offering(SEEN, *[{**SECRET, "description": CANARY * 300}] * 4500), ""),
-        "a tool of nine megabytes": (offering({**SEEN, "description": "a\u200b" * 2**20}), ""),
-        "members without end": (offering(SEEN, **{f"Tool{n}": 1 for n in range(90_000)}), REFUSED),
-        "a tool of members without end": (offering(SEEN, {**SECRET, **{f"Name{n}": 1 for n in range(90_000)}}), ""),
-        "more members than are counted": (offering(SEEN, **{f"Tool{n}": 1 for n in range(400_000)}), REFUSED),
-        "tasks without end": (offering(SEEN, tasks=[{"taskId": f"t{n}"} for n in range(90_000)]), REFUSED),
+        "a tool of nine megabytes": (late(lambda: offering({**SEEN, "description": "a\u200b" * 2**20})), ""),
+        "members without end": (late(lambda: offering(SEEN, **{f"Tool{n}": 1 for n in range(90_000)})), REFUSED),
+        "a tool of members without end": (
+            late(lambda: offering(SEEN, {**SECRET, **{f"Name{n}": 1 for n in range(90_000)}})),
+            "",
+        ),
+        "more members than are counted": (
+            late(lambda: offering(SEEN, **{f"Tool{n}": 1 for n in range(400_000)})),
+            REFUSED,
+        ),
+        "tasks without end": (
+            late(lambda: offering(SEEN, tasks=[{"taskId": f"t{n}"} for n in range(90_000)])),
+            REFUSED,
+        ),
         "questions without end": (
             listing({"inputRequests": {str(n): {"method": "roots/list"} for n in range(65)}}),
             REFUSED,
         ),
-        "brackets without end": (offering(SEEN, x=[[["x"]]] * 800_000), REFUSED),
+        "brackets without end": (late(lambda: offering(SEEN, x=[[["x"]]] * 800_000)), REFUSED),
     }
 )
 LISTS |= MANY
