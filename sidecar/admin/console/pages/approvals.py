@@ -45,9 +45,10 @@ async def approval(asked: ConsoleRequest) -> Mapping[str, Any]:
     """One request, with the arguments of the call for a person who may answer it."""
     found = await asked.operate("GET", _address_of(asked))
     waiting = (await asked.app.approvals.store.counts()).get(ApprovalState.WAITING, 0)
+    questions = found.pop("questions")
     return {
-        "one": found,
-        "questions": found.pop("questions"),
+        "one": {**found, "state": ApprovalState(found["state"]).value},
+        "questions": questions,
         "person": asked.person and asked.person.name,
         "others": waiting - (found["state"] == ApprovalState.WAITING),
     }
@@ -69,7 +70,7 @@ async def approval_live(asked: ConsoleRequest) -> AsyncGenerator[StreamEvent | N
                 raise
             await asyncio.sleep(LOOK_S)
             continue
-        found = {**approval_of(record), "objection": _objection(asked, record)}
+        found = _row(asked, record)
         data = {"one": found, "person": asked.person and asked.person.name}
         if found != before:
             yield StreamEvent("state", data, "approval_state.html")
@@ -109,7 +110,7 @@ async def _listed(asked: ConsoleRequest, read: Read) -> dict[str, Any]:
         "state": state,
         "states": {one: counts.get(one, 0) for one in STATES},
         "person": asked.person and asked.person.name,
-        "rows": [{**approval_of(record), "objection": _objection(asked, record)} for record in found],
+        "rows": [_row(asked, record) for record in found],
         "paging": paging.plain(),
     }
 
@@ -123,6 +124,11 @@ async def _answered(asked: ConsoleRequest, outcome: str) -> str | Fragment:
             raise
         return Fragment("approval.html", {**await approval(asked), "told": fault.told}, fault.status)
     return f"approvals/{quote(asked.parts['id'])}"
+
+
+def _row(asked: ConsoleRequest, record: ApprovalRecord) -> dict[str, Any]:
+    """The page process would import the gateway for an enumeration of it."""
+    return {**approval_of(record), "state": record.state.value, "objection": _objection(asked, record)}
 
 
 def _objection(asked: ConsoleRequest, record: ApprovalRecord) -> str | None:
