@@ -31,8 +31,8 @@ from bench import subjects
 from bench.call import SERVER, Post, post_to
 from bench.folder import write_folder
 from bench.process import BenchFailed, Running, free_port, ready, running, wait_for_200
-from sidecar.audit import AuditKey, load_or_make_key
 from sidecar.audit.chain import Unsealed
+from sidecar.audit.digest import AuditKey, load_or_make_key
 from sidecar.audit.file_sink import AuditFile
 from sidecar.audit.record import record_of, unsealed
 from sidecar.audit.record_ids import timestamp

@@ -12,11 +12,13 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Self
 
-from sidecar.audit import Audit, load_key, load_or_make_key, time_ordered_ids
 from sidecar.audit.chain import ChainEnd
 from sidecar.audit.checkpoint_publisher import EVERY_S, CheckpointPublisher, to_descriptor, to_store, told_to_store
 from sidecar.audit.checkpoints import Checkpoint, load_or_make_attesting_key, read_checkpoints
+from sidecar.audit.digest import load_key, load_or_make_key
 from sidecar.audit.record import RECOVERED
+from sidecar.audit.record_ids import time_ordered_ids
+from sidecar.audit.recorder import Audit
 from sidecar.audit.rollback import ROLLED_BACK, hash_in, newest_of, rolled_back
 from sidecar.audit.rotation import Attester
 from sidecar.audit.sinks import open_sink, place_of

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from sidecar.app.file_watcher import key_files
-from sidecar.audit import load_key
 from sidecar.audit.checkpoints import load_attesting_key, public_jwk
+from sidecar.audit.digest import load_key
 from sidecar.errors import Fault, Reason, SettingsError, Together, fault_in
 from sidecar.gateway.kill_switch import LEDGER_FILE, SwitchLedger
 from sidecar.gateway.redaction import screen_from

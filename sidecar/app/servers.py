@@ -25,7 +25,7 @@ from aiohttp import web
 from sidecar.admin.admin_app import PROBES, AdminApp, OperatorSecrets
 from sidecar.admin.other_workers import OtherWorkers
 from sidecar.app.session_relay import SessionRelay
-from sidecar.audit import Recording
+from sidecar.audit.recorder import Recording
 from sidecar.errors import Reason, Refusal, SettingsError, fault_in
 from sidecar.gateway.error_responses import AnswerShape, tell
 from sidecar.gateway.frontends.grpc_connections import GrpcConnections

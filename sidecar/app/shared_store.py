@@ -15,7 +15,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Final, Self
 
-from sidecar.audit import Audit
+from sidecar.audit.recorder import Audit
 from sidecar.errors import Reason, Refusal
 from sidecar.identity.key_proofs import KEY
 from sidecar.limits import Limiter, StoreUnavailable, open_store

@@ -21,9 +21,3 @@ tail                  reads the log as it grows
 search                finds records newest first, by a record_filter, in log_blocks of several logs
 rendering             formats a record for people
 """
-
-from sidecar.audit.digest import AuditKey, load_key, load_or_make_key
-from sidecar.audit.record_ids import Clock, time_ordered_ids
-from sidecar.audit.recorder import Audit, Recording
-
-__all__ = ["Audit", "AuditKey", "Clock", "Recording", "load_key", "load_or_make_key", "time_ordered_ids"]

@@ -21,7 +21,7 @@ import click
 import orjson
 
 from sidecar.app.application import Application
-from sidecar.audit import load_key
+from sidecar.audit.digest import load_key
 from sidecar.audit.rendering import render_record
 from sidecar.audit.verify import verify
 from sidecar.cli.command import FOLDER, NO, USAGE, CommandFailed

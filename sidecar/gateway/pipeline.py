@@ -33,7 +33,7 @@ from typing import Any, NamedTuple, Protocol
 
 from aiohttp import web
 
-from sidecar.audit import Audit, Recording
+from sidecar.audit.recorder import Audit, Recording
 from sidecar.errors import Reason, Refusal
 from sidecar.gateway import routing
 from sidecar.gateway.error_responses import AnswerShape, ErrorResponse, tell

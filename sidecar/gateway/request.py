@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, Self
 
 from aiohttp import web
 
-from sidecar.audit import Recording
+from sidecar.audit.recorder import Recording
 from sidecar.errors import Reason, Refusal
 from sidecar.gateway import routing
 from sidecar.gateway.error_responses import AnswerShape, DenyManner, ErrorResponse

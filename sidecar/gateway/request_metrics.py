@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from sidecar.audit import Recording
+from sidecar.audit.recorder import Recording
 from sidecar.errors import Reason, Refusal
 from sidecar.gateway.request import RequestContext
 from sidecar.limits import LimitPlan

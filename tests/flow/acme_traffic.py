@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from sidecar.audit import AuditKey
+from sidecar.audit.digest import AuditKey
 from sidecar.policy import Engine, PolicySource
 from sidecar.policy_tools.policy_location import configured
 from sidecar.vocabulary import Chain, Credential, Principal, Question

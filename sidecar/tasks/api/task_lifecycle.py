@@ -21,7 +21,7 @@ from typing import Any, Final, Literal, TypeVar
 
 import orjson
 
-from sidecar.audit import Audit, Recording
+from sidecar.audit.recorder import Audit, Recording
 from sidecar.errors import Reason, Refusal, Unsent
 from sidecar.gateway.approvals import ApprovalRecord, ApprovalState, ended_without
 from sidecar.gateway.error_responses import facts_of, message_of

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
-from sidecar.audit import Recording
+from sidecar.audit.recorder import Recording
 from sidecar.errors import Reason, Refusal
 from sidecar.gateway.approvals import ApprovalRecord
 from sidecar.gateway.frontends.a2a.request_reader import AgentOperation

@@ -10,9 +10,10 @@ import orjson
 from click import Context
 from click.testing import CliRunner, Result
 
-from sidecar.audit import Audit, AuditKey, Recording
 from sidecar.audit.chain import ascii_json
+from sidecar.audit.digest import AuditKey
 from sidecar.audit.file_sink import AuditFile
+from sidecar.audit.recorder import Audit, Recording
 from sidecar.audit.verification_report import VerificationReport
 from sidecar.audit.writer import RecordWriter, WriteJob
 from sidecar.cli import main

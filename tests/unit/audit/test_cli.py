@@ -11,8 +11,8 @@ from typing import Any
 import orjson
 import pytest
 
-from sidecar.audit import load_or_make_key
 from sidecar.audit.checkpoints import public_jwk
+from sidecar.audit.digest import load_or_make_key
 from sidecar.audit.rendering import render_record, wants_colour
 from sidecar.audit.rotation import Attester
 from sidecar.audit.verify import verify as verified

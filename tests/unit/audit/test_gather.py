@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from sidecar.audit import Audit
 from sidecar.audit.chain import MAX_LINE_BYTES
 from sidecar.audit.gather import gather, lines_in
+from sidecar.audit.recorder import Audit
 from sidecar.audit.sinks import open_sink
 from sidecar.audit.verify import verify
 from sidecar.settings.load import load_settings

@@ -13,13 +13,12 @@ import orjson
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from sidecar.audit import Recording, time_ordered_ids
 from sidecar.audit.chain import BEGINNING, MAX_LINE_BYTES, unseal
 from sidecar.audit.clear import Clear
 from sidecar.audit.digest import Digests
 from sidecar.audit.record import FIELDS, GROUND, REMEMBERED, ROLE, SEED_FIELDS, Describer, as_seed, limits
-from sidecar.audit.record_ids import ENTROPY_BYTES
-from sidecar.audit.recorder import Audit
+from sidecar.audit.record_ids import ENTROPY_BYTES, time_ordered_ids
+from sidecar.audit.recorder import Audit, Recording
 from sidecar.errors import ANSWERS, LimitState, Reason, Refusal
 from sidecar.protocols.mcp.messages import NAME
 from sidecar.vocabulary import (

@@ -11,11 +11,11 @@ from typing import Any
 import orjson
 import pytest
 
-from sidecar.audit import Audit
 from sidecar.audit.chain import GENESIS, ChainEnd, head_line
 from sidecar.audit.checkpoint_publisher import CheckpointPublisher
 from sidecar.audit.checkpoints import USE, Checkpoint, attest, public_jwk, read_checkpoints, read_public_keys
 from sidecar.audit.file_sink import HARMLESS
+from sidecar.audit.recorder import Audit
 from sidecar.audit.rotation import RETRY_S, Attester
 from sidecar.audit.segments import aside, files_of, given, last_seq_of, parts_of
 from sidecar.audit.verify import verify

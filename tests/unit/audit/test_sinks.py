@@ -22,13 +22,13 @@ import pytest
 from redis.connection import Connection as TcpConnection, UnixDomainSocketConnection
 from redis.exceptions import RedisError
 
-from sidecar.audit import Audit
 from sidecar.audit.carrier import AppendLines, ChainedCarrier
 from sidecar.audit.chain import BEGINNING, GENESIS, HEAD_SUFFIX, MAX_LINE_BYTES, ChainEnd, parse_head, unseal
 from sidecar.audit.file_sink import AuditFile, FoundEnd
 from sidecar.audit.gather import gather
 from sidecar.audit.otlp_carrier import OtlpCarrier
 from sidecar.audit.record import record_of, unsealed
+from sidecar.audit.recorder import Audit
 from sidecar.audit.redis_carrier import RedisCarrier
 from sidecar.audit.sinks import open_sink
 from sidecar.audit.stdout_carrier import StdoutCarrier

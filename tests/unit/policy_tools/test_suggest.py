@@ -13,7 +13,7 @@ import pytest
 import yaml
 from click.testing import CliRunner, Result
 
-from sidecar.audit import Audit
+from sidecar.audit.recorder import Audit
 from sidecar.cli import main
 from sidecar.cli.policy.diff import diff as policy_diff
 from sidecar.errors import SettingsError

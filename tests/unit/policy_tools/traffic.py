@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sidecar.audit import Audit, AuditKey, Recording
+from sidecar.audit.digest import AuditKey
+from sidecar.audit.recorder import Audit, Recording
 from sidecar.errors import Reason, Refusal
 from sidecar.policy import Engine
 from sidecar.policy_tools.audit_records import is_session, question_of
