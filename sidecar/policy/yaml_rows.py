@@ -12,7 +12,7 @@ The rows look like those of CSV: each `CsvField` holds the positions of its char
 rules have the codes P501 to P511; the content of their fields is checked with all other rows.
 
     P501  wrong type        P504  wrong version       P507  a capability without a dot     P510  too many rows
-    P502  unknown key       P505  wrong value         P508  said twice
+    P502  unknown key       P505  wrong value         P508  duplicate
     P503  missing key       P506  empty               P509  part_of another rule   P511  an unmapped capability
 """
 

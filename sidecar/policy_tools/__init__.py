@@ -14,8 +14,8 @@ comparison           the serving policy and another one, compared in a separate 
 glob_algebra         names that match some patterns and not others, for diff and check
 replay               the answers of another policy to recorded decisions
 audit_records        the questions and answers in audit records, for explain and replay
-recorded_conditions  outcomes of conditions of whose arguments only the audit record is left, for both
-suggest/             the fewest rules that allow what was recorded, and nothing else that is known
+recorded_conditions  outcomes of conditions for which only the audit record exists, for both
+suggest/             the fewest rules that allow the recorded use and nothing else that is known
 convert/             CSV as YAML, and YAML as CSV
 export/              the policy for plain pycasbin
 bench                the time of a decision, for this policy and for generated ones of other sizes

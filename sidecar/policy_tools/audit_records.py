@@ -1,4 +1,4 @@
-"""Reads questions and answers out of audit records.
+"""Reads questions and answers from audit records.
 
 A line of the audit log (CONTRACT 7) becomes a `RecordedQuestion`: the chain, the question, the recorded answer, and the
 recorded outcomes of its conditions. Missing information is named in `gaps`, so that a replay never guesses.
@@ -31,7 +31,7 @@ _ON_SERVERS = SESSION_ACTIONS | messages.SERVER_REQUESTS  # actions on an MCP se
 POLICY_REASONS = (Reason.DENIED_BY_RULE, Reason.EXPIRED, Reason.CONDITION_FALSE, Reason.NO_MATCHING_RULE)
 APPROVAL_REASONS = (Reason.APPROVAL_PENDING, Reason.APPROVAL_REFUSED, Reason.APPROVAL_EXPIRED)
 
-# Why a record cannot be decided again: the names by which a replay counts.
+# The reasons why a record cannot be decided again; a replay counts by them.
 SEVERAL_QUESTIONS = "the call asked about several objects, and a record names the first"
 QUERY_CUT = "the URI had a query, which a record does not show"
 NAME_HASHED = "the call named what is none of the sidecar's, and a record has a digest of that name alone"
@@ -39,12 +39,12 @@ GRANTS_UNKNOWN = "the record does not say which roles and scopes the token grant
 
 
 class UnreadableAuditLine(Exception):
-    """The line is not an audit record. The message says what is wrong and where."""
+    """The line is not an audit record. The message gives the fault and its position."""
 
 
 class RecordedFact(NamedTuple):
-    """The outcome of a condition. `inputs` are keyed digests by path, None for what is not JSON; `lends` is true for
-    lent authority."""
+    """The outcome of a condition. `inputs` are keyed digests by path, None for values that are not JSON; `lends` is
+    true for lent authority."""
 
     condition: str
     outcome: str
@@ -54,7 +54,7 @@ class RecordedFact(NamedTuple):
 
 
 class RecordedApproval(NamedTuple):
-    """Whether a call needed a person's approval, None if it ended before that was asked; and who gave it."""
+    """Whether a call needed a person's approval (None if it ended before that was determined), and who gave it."""
 
     waited: bool | None
     by: tuple[str, ...] = ()
@@ -63,9 +63,9 @@ class RecordedApproval(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class RecordedQuestion:
     """One recorded question that policy answered. `at_s` is its time in seconds since the epoch; `rules` are the ids of
-    the rules that its links rested on; `ended` is why the call was refused, by policy or later; `enforced` is false in
-    shadow mode, where a denial refuses nothing; `without_arguments` is true if the call is known to have had none.
-    `clear` are the arguments recorded in clear, by path: what `audit.clear` records of each."""
+    the rules that decided its links; `ended` is the reason why the call was refused, by policy or later; `enforced` is
+    false in shadow mode, where a denial refuses nothing; `without_arguments` is true if the call is known to have had
+    none. `clear` are the arguments recorded in clear, by path, in the form of `audit.clear`."""
 
     seq: int
     decision_id: str
@@ -89,7 +89,7 @@ class RecordedQuestion:
 
     @property
     def answers(self) -> tuple[Answer, ...]:
-        """The recorded answer, or those of which it is one."""
+        """The recorded answer, or the possible ones of which it is one."""
         waited = self.approval.waited
         if not self.allowed:
             return ("deny",)
@@ -114,17 +114,18 @@ def is_session(question: Question) -> bool:
 
 
 def is_of_mcp(fields: Mapping[str, Any]) -> bool:
-    """Whether a record is of a message of MCP, also one that an enforcement point asked about."""
+    """Whether a record is of an MCP message, or of a question about one by an enforcement point."""
     return fields.get("protocol") == "mcp" or fields.get("protocol_version") in ALL_VERSIONS
 
 
 def is_of_a2a(fields: Mapping[str, Any]) -> bool:
-    """Whether a record is of an operation of A2A, also one that an enforcement point asked about."""
+    """Whether a record is of an A2A operation, or of a question about one by an enforcement point."""
     return fields.get("protocol") == "a2a" or fields.get("protocol_version") in VERSIONS
 
 
 def asked_in(fields: Mapping[str, Any]) -> RecordedQuestion | None:
-    """Returns the question of a record; None if it has none, or another record has it. Raises UnreadableAuditLine."""
+    """Returns the question of a record; None if it has none or if another record has the question. Raises
+    UnreadableAuditLine."""
     if fields.get("event") not in ("decision", "refusal", "outcome") or not fields.get("links"):
         return None
     try:
@@ -138,7 +139,7 @@ def _asked(fields: Mapping[str, Any]) -> RecordedQuestion:
     granted = fields.get("granted") or [{"roles": (), "scopes": ()}] * len(names)
     named = _word(fields["object"])
     question = question_of(named if HASHED_NAME in named else named_object(named), _word(fields["action"]))
-    if question.action in MCP_TASK_ACTIONS and is_of_mcp(fields):  # of a server, not of an agent
+    if question.action in MCP_TASK_ACTIONS and is_of_mcp(fields):  # of a server, not an agent
         question = question._replace(server=question.object.removeprefix("nhi:"))
     if is_of_a2a(fields) and (skill := skill_in(fields)) is not None:
         question = question._replace(name=_word(skill))
@@ -209,8 +210,8 @@ def _word(value: object) -> str:
 
 
 def lines_of(paths: Sequence[Path], torn: Callable[[int], object]) -> Iterator[tuple[Mapping[str, Any], int]]:
-    """Yields every record of a log, in constant memory, and the number of bytes read until then. The last of several
-    files may have no record yet. Calls `torn` with the length in bytes of an incomplete last line.
+    """Yields every record of a log, in constant memory, and the number of bytes read so far. The last of several files
+    may have no record yet. Calls `torn` with the length in bytes of an incomplete last line.
 
     Raises UnreadableAuditLine at the first line that is not a record, or whose seal does not match its bytes."""
     read_bytes = 0
@@ -237,7 +238,7 @@ def lines_of(paths: Sequence[Path], torn: Callable[[int], object]) -> Iterator[t
 
 
 def find_decision(paths: Sequence[Path], decision_id: str) -> Mapping[str, Any] | None:
-    """Returns the last record of one decision, reading backwards; an `outcome` only if no other record is left."""
+    """Returns the last record of one decision, reading backwards; an `outcome` only if there is no other record."""
     needle, outcome = decision_id.encode("ascii", "replace"), None
     for line in (line for path in reversed(paths) for line in _backwards(path)):
         fields = _loaded(line) if needle in line else None

@@ -7,7 +7,7 @@ set. Four rows in five are about agents and tools, the others about users and ag
 
 Each size is measured in a separate process, so that its memory is separate too. Decisions are uncached: every question
 is asked once, and the engine's caches are cleared before each. The times are those of `Engine.decide` as the server
-calls it, from question to decision, with links and rules.
+calls it, from the question to the decision with links and rules.
 """
 
 import gc
@@ -82,7 +82,8 @@ def drawn(rows: int, *, wild: float = WILD, seed: int = 1) -> DrawnPolicy:
 
 
 def questions_about(source: PolicySource, *, seed: int = 2) -> Iterator[DrawnQuestion]:
-    """Yields questions about a policy's rows without end: half match a row, half mix two; none without rows."""
+    """Yields an endless series of questions about a policy's rows: half match a row, half mix two; none without
+    rows."""
     rng = random.Random(seed)
     shares = {
         kind: share for kind, share in _SHARES.items() if len(source.tables.get(kind, ())) or is_asked(source, kind)
@@ -111,8 +112,7 @@ def questions_about(source: PolicySource, *, seed: int = 2) -> Iterator[DrawnQue
 
 
 def _casbin_question(calls: RowCalls, rng: random.Random) -> DrawnQuestion:
-    """Draws a question about rows of a Casbin model; about a name that it does not have where rows cannot be
-    reached."""
+    """Draws a question about rows of a Casbin model; if no rows can be reached, about a name without rows."""
     count = max(1, len(calls.table))
     row, other = rng.randrange(count), rng.randrange(count)
     found = calls.of(row, None if rng.random() < 0.5 else other) if len(calls.table) else None
@@ -198,7 +198,7 @@ def measured(source: PolicySource, asked: Iterable[DrawnQuestion], load_s: float
     asking = [(one.chain, one.question) for one in asked]
     took_ns, allowed = list[int](), 0
     gc.collect()
-    gc.freeze()  # as the server does after its start
+    gc.freeze()  # like the server after its start
     for chain, question in asking[:WARM_UP]:
         engine.decide(chain, question, now_s)
     for chain, question in asking:
@@ -250,7 +250,7 @@ def climbed(
 
 
 def main(folder: Path, count: int) -> None:
-    """Measures a drawn policy in this process, whose memory holds nothing else."""
+    """Measures a drawn policy in this process, which holds nothing else in memory."""
     began = time.perf_counter()
     source = load_policy_aside(shipped("models"), folder)
     load_s = time.perf_counter() - began

@@ -1,7 +1,7 @@
-"""Finds the calls that rows of Casbin models are about: names of ours that become the names in rows.
+"""Finds the calls that rows of Casbin models apply to: the sidecar's names that map to the names in rows.
 
-A pattern of `policy.names` is inverted where its result says what the pattern matched; every name found is mapped again
-and must come out as the row has it.
+A pattern of `policy.names` is inverted if its result shows what the pattern matched. Every name found is mapped again
+and must give the name in the row.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from sidecar.policy_tools.catalogue import ACTION_ON
 from sidecar.settings.policy import CasbinNames, ObjectTarget
 from sidecar.vocabulary import PermissionKind, RuleRef
 
-MAX_ROWS: Final = 100_000  # whose objects are sought
+MAX_ROWS: Final = 100_000  # whose objects are searched for
 MAX_TRIED: Final = 100  # rows
-ANY: Final = "x"  # what a wildcard matches that the row says nothing about
+ANY: Final = "x"  # substituted for a wildcard that the row does not determine
 _CAPTURE: Final = re.compile(r"\*([1-9]?)")
 
 
 class RowCall(NamedTuple):
-    """A call that becomes a request with the names of a row."""
+    """A call that maps to a request with the names of a row."""
 
     subject: str
     object: str
@@ -35,7 +35,7 @@ class RowCall(NamedTuple):
 
 
 def is_asked(source: PolicySource, kind: PermissionKind) -> bool:
-    """Whether a Casbin model of another form than ours decides this kind, and has names for its objects."""
+    """Whether a Casbin model that is not one of the sidecar's decides this kind, and has names for its objects."""
     if kind not in source.stock:
         return False
     objects = name_map(source.casbin.names).objects
@@ -43,7 +43,8 @@ def is_asked(source: PolicySource, kind: PermissionKind) -> bool:
 
 
 def asked_rules(source: PolicySource) -> Iterator[RuleRef]:
-    """Yields the rules that some call can be about: all of our own models, and of Casbin's those with names."""
+    """Yields the rules that a call can match: all rules of the sidecar's own models, and those of Casbin's that have
+    names."""
     yield from source.own_rules
     for kind, table in source.stock.items():
         if is_asked(source, kind):
@@ -67,14 +68,14 @@ class RowCalls:
             self._members.setdefault(link[1], link[0])
 
     def of(self, row: int, other: int | None = None) -> RowCall | None:
-        """Returns the call of a row; with `other`, of its subject and the object and action of that one. None if no
-        name of ours becomes the row's."""
+        """Returns the call of a row; with `other`, the call of this row's subject on the object and action of the other
+        row. None if no name of the sidecar maps to the row's."""
         obj, action = self._object(row if other is None else other)
         subject = self._subject(row)
         return RowCall(subject, obj, action) if subject and obj else None
 
     def objects(self) -> Iterator[str]:
-        """Yields the objects of ours that rows are about, up to a bound, some more than once."""
+        """Yields the sidecar's names of objects in rows, up to a bound. Some occur more than once."""
         found = (self._object(row)[0] for row in range(min(len(self.table), MAX_ROWS)))
         return (name for name in found if name)
 
@@ -105,13 +106,13 @@ class RowCalls:
 
 
 class _Inverse:
-    """One table, from the names of a policy to ours."""
+    """One table, from the names of a policy to the sidecar's."""
 
     def __init__(self, entries: Mapping[str, str | ObjectTarget], table: NameTable) -> None:
         self.entries, self._table = entries, table
 
     def names(self, wanted: ObjectName) -> list[str]:
-        """Returns names of ours that become this one. An action that an entry does not give is not compared."""
+        """Returns the sidecar's names that map to this one. An action that an entry does not set is not compared."""
         found = []
         for ours, theirs in self.entries.items():
             obj, act = (theirs.obj, theirs.act) if isinstance(theirs, ObjectTarget) else (theirs, None)
@@ -134,7 +135,7 @@ class _Inverse:
 
 
 def _captured(template: str, text: str) -> dict[int, str] | None:
-    """Returns what the wildcards matched, by number, if a result with this template is `text`."""
+    """Returns the texts that the wildcards matched, by number, if a result with this template is `text`."""
     numbers = [int(found[1] or 1) for found in _CAPTURE.finditer(template)]
     pieces = [re.escape(piece) for piece in _CAPTURE.split(template)[::2]]
     match = re.fullmatch("(.*)".join(pieces), text, re.DOTALL)
@@ -151,7 +152,7 @@ def _filled(pattern: str, captures: Mapping[int, str]) -> str:
 
 
 def known_objects(source: PolicySource) -> Iterator[str]:
-    """Yields the objects of ours that the rows of Casbin models are about, and those that have a name of their own."""
+    """Yields the sidecar's names of the objects in rows of Casbin models, and of objects with a name of their own."""
     for kind, table in source.stock.items():
         if is_asked(source, kind):
             yield from RowCalls(table, source.casbin.names).objects()
@@ -159,7 +160,7 @@ def known_objects(source: PolicySource) -> Iterator[str]:
 
 
 def first_call(source: PolicySource) -> RowCall | None:
-    """Returns a call that a row of a Casbin model is about; None if there is none among the first ones."""
+    """Returns a call that a row of a Casbin model applies to; None if the first rows have none."""
     for kind, table in source.stock.items():
         if is_asked(source, kind):
             calls = RowCalls(table, source.casbin.names)

@@ -1,7 +1,8 @@
 """Reads the model and rows of a Casbin program, and proposes the settings under which they decide calls.
 
-The files stay as they are. What no file of the program says is assumed, and each assumption is told: who the caller of
-the local listener is in the policy, which tools stand for its objects and actions, and what its code sets.
+The files are not changed. Facts that no file of the program states are assumed, and each assumption is reported: the
+caller of the local listener in the policy, the tools that correspond to its objects and actions, and the settings in
+its code.
 """
 
 from __future__ import annotations
@@ -33,31 +34,32 @@ from sidecar.settings.policy import CasbinNames, CasbinSettings, Kind, ModelFile
 PLANNER: Final = "nhi:planner"
 EXAMPLE: Final = "example"
 EXAMPLE_URL: Final = "http://127.0.0.1:9100/mcp"
-MAX_SERVERS: Final = 8  # objects that become an upstream each
-MAX_DOMAINS: Final = 8  # that have an entry each
+MAX_SERVERS: Final = 8  # objects that become one upstream each
+MAX_DOMAINS: Final = 8  # that get one entry each
 MAX_NAME_CHARS: Final = 256
-MAX_KNOWN: Final = 100  # subjects of rows that are looked at
+MAX_KNOWN: Final = 100  # subjects of rows that are examined
 MAX_SLUG_CHARS: Final = 64
 _PATTERN: Final = re.compile(r"[*:{}()\[\]|\\/^$?]")
 _NAMESPACE: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _NO_SLUG: Final = re.compile(r"[^a-z0-9]+")
 
 Ask = Callable[[str, str, Sequence[str]], str]
-"""Asks a person: a question, the answer by default, and the possible answers (empty: any)."""
+"""Asks a person: a question, the default answer, and the possible answers (empty: any)."""
 
 
 class CasbinMap(CasbinSettings):
-    """What `--map` says about a Casbin program: the settings of `policy`, and what init writes beside them."""
+    """The part of a Casbin program's `--map` in sidecar.yaml: the settings of `policy`, and the other settings that
+    init writes."""
 
     use: Annotated[int, Field(strict=True, ge=1, le=9)] = 1
-    """Which definitions of the model are used: 2 for `r2`, `p2` and `m2`."""
+    """The number of the definitions in use: 2 for `r2`, `p2` and `m2`."""
     upstreams: Mapping[Slug, Annotated[str, url_of("http", "https")]] = Field(default_factory=dict)
     """The MCP servers, by name."""
 
 
 @dataclass(frozen=True, slots=True)
 class CasbinProgram:
-    """The files of a program. `rows` are those of the definition that is used, `links` those of roles."""
+    """The files of a program. `rows` are those of the definition in use, `links` those of roles."""
 
     model: StockModel
     rows: Sequence[Row]
@@ -69,7 +71,7 @@ class CasbinProgram:
         return [] if place is None else list(dict.fromkeys(row[place] for row in self.rows if place < len(row)))
 
     def asks(self, text: Text) -> bool:
-        """Whether a request has a field that is this text."""
+        """Whether a request has a text field of this name."""
         return text in text_fields(self.model.request).values()
 
     @property
@@ -77,7 +79,7 @@ class CasbinProgram:
         return frozenset(link[1] for link in self.links.get("g", ()) if len(link) > 1)
 
     def attributes(self) -> dict[str, list[str]]:
-        """Returns the attributes that the matcher and rules in rows read of the subject and the object."""
+        """Returns the attributes of the subject and the object that the matcher and rules in rows read."""
         texts = (text for row in self.rows for text in row)
         found: dict[str, list[str]] = {"principal": [], "object": []}
         for name, attribute in attributes_read(self.model, texts):
@@ -88,8 +90,8 @@ class CasbinProgram:
 
 
 class Proposal(NamedTuple):
-    """The settings, with what was assumed. `why` are comments on settings, by their path; `attributes` those that the
-    policy reads of principals and of objects; `example` is a call and the request that is made of it."""
+    """The settings, with the assumptions. `why` are comments on settings, by their path; `attributes` are those of
+    principals and objects that the policy reads; `example` is a call and its request."""
 
     settings: CasbinMap
     attributes: Mapping[str, Sequence[str]]
@@ -99,7 +101,7 @@ class Proposal(NamedTuple):
 
 
 def files_in(policy: Sequence[Path]) -> list[Path]:
-    """Returns the files of rows: of a folder, all `.csv` in the order of their names. Raises PolicyError."""
+    """Returns the files of rows. For a folder these are all `.csv` files, ordered by name. Raises PolicyError."""
     found: list[Path] = []
     for path in policy:
         inside = sorted(path.glob("*.csv")) if path.is_dir() else [path]
@@ -110,7 +112,7 @@ def files_in(policy: Sequence[Path]) -> list[Path]:
 
 
 def read_program(model: Path, policy: Sequence[Path], use: int) -> CasbinProgram | None:
-    """Reads the files of a program; None if its model is none, which `check_program` reports."""
+    """Reads the files of a program; None if its model is invalid, which `check_program` reports."""
     faults = Faults()
     text = read_text(model, faults)
     entries = model_entries(str(model), text, faults) if text is not None else {}
@@ -140,7 +142,8 @@ def check_program(model: Path, policy: Sequence[Path], settings: CasbinMap) -> N
 
 
 def propose(program: CasbinProgram, given: CasbinMap, ask: Ask | None = None) -> Proposal:
-    """Returns the settings of a program: what `given` says, and for the rest what the files suggest, or the answers."""
+    """Returns the settings of a program: those in `given`, and for the others the ones that the files suggest, or the
+    answers."""
     return _Proposing(program, given, ask).run()
 
 
@@ -175,7 +178,7 @@ class _Proposing:
         return Proposal(settings, read, self.why, self.notes, self._example(settings))
 
     def _names(self) -> tuple[CasbinNames, list[str]]:
-        """Returns the names, and the upstreams that they are about."""
+        """Returns the names, and the upstreams that they belong to."""
         said = self.given.names.model_fields_set
         subject, domain = self._caller()
         tables: dict[str, Mapping[str, str | ObjectTarget]] = {
@@ -201,7 +204,8 @@ class _Proposing:
         return CasbinNames.model_validate(tables), servers
 
     def _caller(self) -> tuple[str, str]:
-        """Returns who `nhi:planner` is, and the domain of callers without one; "" for what the rows do not say."""
+        """Returns the policy's name of `nhi:planner`, and the domain of callers without one; "" for a value that the
+        rows do not show."""
         program = self.program
         roles = program.roles
         found = (pair for pair in self._pairs() if pair[0] and pair[0] not in roles and all(map(_is_plain, pair)))
@@ -226,7 +230,7 @@ class _Proposing:
             yield link[0], link[2] if form is not None and form.by_domain and len(link) > 2 else ""
 
     def _subjects(self, subject: str) -> dict[str, str]:
-        """An entry for each domain keeps `user:d1/a/b` apart from `user:b`."""
+        """An entry for each domain distinguishes `user:d1/a/b` from `user:b`."""
         self.notes.append(f"{PLANNER}, the caller at the local listener, is {subject} in this policy")
         self.why["subjects"] = f"who {PLANNER} is was assumed: the first subject of the rows that is no role"
         domains = self.program.column("dom") if self.program.asks("dom") else []
@@ -256,7 +260,7 @@ class _Proposing:
         return {f"tool:{EXAMPLE}/*/*": ObjectTarget(obj=obj, act="*2")}, [EXAMPLE]
 
     def _known_objects(self) -> list[str]:
-        """Returns the objects of the rows; where they have roles, the members of these instead of the roles."""
+        """Returns the objects of the rows; a role is replaced by its members."""
         program, letter = self.program, f"r{self.program.model.suffix}"
         found = program.column("obj")
         fields = text_fields(program.model.request)
@@ -291,7 +295,7 @@ class _Proposing:
         return found
 
     def _matching(self, key: str, what: str, patterns: Sequence[str]) -> str:
-        """Returns the function that matches names in role rows: the answer, or none."""
+        """Returns the function that matches names in role rows, from the answer; "" for none."""
         if not patterns:
             return ""
         call = "add_named_matching_func" if what == "names" else "add_named_domain_matching_func"
@@ -331,7 +335,7 @@ class _Proposing:
         return EXAMPLE_URL if self.ask is None else self.ask("The address of your MCP server", EXAMPLE_URL, ())
 
     def _example(self, settings: CasbinMap) -> str:
-        """Returns a call that the first object's name suggests; "" if the names are somebody's own."""
+        """Returns a call that the first object's name suggests; "" if the names are private ones."""
         if self.given.names.model_fields_set or not self.program.asks("sub"):
             return ""
         subject = settings.names.subjects.get(PLANNER, "")
@@ -348,14 +352,14 @@ _MATCHING: Final = ("keyMatch", "keyMatch2", "keyMatch3", "keyMatch4", "keyMatch
 
 
 def _server_of(pattern: str) -> str:
-    """Returns the upstream that a pattern of objects names; "" if it names none, or any."""
+    """Returns the upstream that a pattern of objects names; "" if it names none or all."""
     kind, _, rest = pattern.partition(":")
     server = rest.partition("/")[0]
     return server if kind in ("tool", "prompt", "resource") and "*" not in server else ""
 
 
 def _is_plain(name: str) -> bool:
-    """Whether a name is no pattern, and one that settings can hold."""
+    """Whether a name is not a pattern and is valid in settings."""
     return not _PATTERN.search(name) and name.isprintable() and len(name) <= MAX_NAME_CHARS
 
 

@@ -1,4 +1,4 @@
-"""Explains how a Casbin model was asked about a link, and which of its rows come near."""
+"""Explains the request of a link to a Casbin model, and finds the rows nearest to it."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ UNITS: Final = 1e6
 
 
 class CasbinRequest(NamedTuple):
-    """The request that a link became: its values by field, and the attributes that the policy reads of them, None for
-    one that is not there. `unnamed` says why there is no request; `failed` why its evaluation failed. With `compares`
-    the matcher has tests of single columns, by which rows come near."""
+    """The request of a link: its values by field, and the attributes of the values that the policy reads, None for
+    missing ones. `unnamed` is the reason why there is no request, `failed` the reason why its evaluation failed. With
+    `compares`, the matcher has tests of single columns, by which nearest rows are found."""
 
     model: str
     values: Mapping[str, Any]
@@ -37,13 +37,13 @@ class CasbinRequest(NamedTuple):
 
 
 class CasbinTrace:
-    """Traces one link. `scene` is what the call is known to hold; None for one on record, whose arguments and
-    attributes are not known."""
+    """Traces one link. `scene` is the content of the call; None for a recorded call, whose arguments and attributes are
+    unknown."""
 
     def __init__(
         self, policy: StockPolicy, subject: PolicySubject, link: Link, scene: ConditionContext | None, server: str = ""
     ) -> None:
-        """`server` is that of a session call, which any row on that server opens."""
+        """`server` is that of a session call, which any row on that server allows."""
         self._policy, self._model = policy, policy.table.source.model
         reader = policy.reader
         self._texts = reader.caller(subject) if server else reader.texts(subject, link.object, link.action)
@@ -95,14 +95,14 @@ class CasbinTrace:
         return found
 
     def ways(self, rule: RuleRef) -> tuple[tuple[str, ...], bool, tuple[str, ...]]:
-        """Returns the roles from the request's subject to that of a row, whether the first of them is the token's, and
-        the roles from its object."""
+        """Returns the roles from the request's subject to the subject of a row, whether the first role is the token's,
+        and the roles from the request's object."""
         roles = self._way(rule.subject, "sub")
         granted = self._texts.granted if self._texts is not None else ()
         return roles, bool(roles) and roles[0] in granted, self._way(rule.object, "obj")
 
     def _way(self, said: str, side: str) -> tuple[str, ...]:
-        """`said` is what a row has in the column that a role definition compares with this side of the request."""
+        """`said` is the text of a row in the column that a role definition compares with this side of the request."""
         for test in self._tests():
             graph = self._policy.decider.rules.roles.get(test.function)
             name = self._model.request[test.place]
@@ -125,8 +125,8 @@ class CasbinTrace:
             yield from alternative.facets
 
     def nearest(self, most: int = MOST) -> list[NearestRule]:
-        """Returns the allowing rows that would have matched but for one test of a column; the most alike first. Without
-        misfits it is the rest of the matcher that does not hold."""
+        """Returns the allow rows that match except for one test of a column, most similar first. A row without misfits
+        fails in the rest of the matcher."""
         table, alternatives = self._policy.table, self._policy.decider.rules.expression.alternatives
         if self._texts is None or not self._values or self.failed:
             return []
@@ -177,6 +177,6 @@ class CasbinTrace:
 
 
 def attributes_read(model: StockModel, texts: Iterable[str] = ()) -> list[tuple[str, str]]:
-    """Returns the attributes of the request's values that a matcher, and rules in rows, read: field and attribute."""
+    """Returns the attributes of the request's values that a matcher and rules in rows read, as (field, attribute)."""
     read = re.compile(rf"\br{model.suffix}\.(\w+)\.([A-Za-z_]\w*)")
     return list(dict.fromkeys(found for text in (model.matcher, *texts) for found in read.findall(text)))

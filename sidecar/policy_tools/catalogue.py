@@ -97,7 +97,7 @@ class Known(NamedTuple):
 
     @classmethod
     def of(cls, subjects: Iterable[str], objects: Iterable[str], listed: frozenset[str] = frozenset()) -> Self:
-        """Collects the names. Every NHI is an object too: others may call it."""
+        """Collects the names. Every NHI is also an object, because others may call it."""
         principals = frozenset(subjects)
         nhis = {name for name in principals if name.startswith("nhi:")}
         return cls(tuple(sorted(principals)), tuple(sorted({*objects} | nhis)), listed)

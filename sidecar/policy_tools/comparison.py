@@ -1,6 +1,6 @@
-"""Compares the policy that serves with another one, in a separate process, so that calls are not delayed.
+"""Compares the serving policy with another one, in a separate process, so that calls are not delayed.
 
-The other one served before, stands in a folder, or has one file replaced by a text. A question is explained under it.
+The other policy served before, is in a folder, or differs in one file. A question is also explained under it.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from sidecar.vocabulary import Chain, Question
 
 DEADLINE_S: Final = 30.0
 MAX_ROWS: Final = 50_000
-"""Of the two policies together. Larger ones are compared by `sidecar policy diff`."""
+"""The limit for both policies together. `sidecar policy diff` compares larger ones."""
 MAX_FOLDER_BYTES: Final = 16 * 2**20
 MAX_RESULT_BYTES: Final = 8 * 2**20
 MOST: Final = 100
-"""How many entries of each list are told."""
+"""The maximum number of reported entries in each list."""
 
 
 class ReplacedFile(NamedTuple):
@@ -44,8 +44,8 @@ class ReplacedFile(NamedTuple):
 
 
 class ComparisonOrder(NamedTuple):
-    """What is compared, and what is asked. With `place` None the other policy is sent; `budgets` are those of both.
-    `copy` is where the policy with another file is written."""
+    """The two policies and the question. With `place` None the other policy is sent; `budgets` are those of both.
+    `copy` is the folder for the policy with the other file."""
 
     label: str
     place: PolicyLocation | None
@@ -62,9 +62,9 @@ class ComparisonFailed(Exception):
 def compare_aside(
     order: ComparisonOrder, serving: PolicySource, other: PolicySource | None = None
 ) -> Mapping[str, Any]:
-    """Returns the differences as `policy diff` has them, and the explanation under the other policy. Blocks: call it in
-    a thread. Raises PolicyError for faults of the other policy, ComparisonFailed."""
-    # Removed here, also if the process is killed.
+    """Returns the differences in the form of `policy diff`, and the explanation under the other policy. Blocks: call it
+    in a thread. Raises PolicyError for faults of the other policy, ComparisonFailed."""
+    # Removed here, because the process may be killed.
     with tempfile.TemporaryDirectory(prefix="sidecar-policy-") if order.file else nullcontext() as made:
         return _found(order._replace(copy=None if made is None else Path(made) / "policies"), serving, other)
 
@@ -141,7 +141,7 @@ def _compared(order: ComparisonOrder, serving: PolicySource, other: PolicySource
 
 
 def _replace(policies: Path, into: Path, file: ReplacedFile, most: int = MAX_FOLDER_BYTES) -> None:
-    """Copies a policy folder with one file replaced, or added. Raises PolicyError."""
+    """Copies a policy folder with one file replaced or added. Raises PolicyError."""
     size = sum(path.stat().st_size for path in policies.rglob("*") if path.is_file())
     if size > most:
         told = f"more than {most >> 20} MiB: compare it with sidecar policy diff"
@@ -155,7 +155,7 @@ def _replace(policies: Path, into: Path, file: ReplacedFile, most: int = MAX_FOL
 
 
 def _located(data: Any, folder: Path) -> Any:
-    """Returns data with the names of files as they are below the policy folder."""
+    """Returns data with file names relative to the policy folder."""
     if isinstance(data, dict):
         return {
             name: _within(folder, value) if name == "file" and isinstance(value, str) else _located(value, folder)
@@ -165,6 +165,6 @@ def _located(data: Any, folder: Path) -> Any:
 
 
 def _within(folder: Path, file: str) -> str:
-    """Returns the path of a file as it is below the policy folder."""
+    """Returns the path of a file relative to the policy folder."""
     path = Path(file)
     return f"policies/{path.relative_to(folder)}" if folder != Path() and path.is_relative_to(folder) else file

@@ -38,11 +38,11 @@ from sidecar.vocabulary import (
 TOGETHER = "all together"
 MAX_HOLDERS = 100  # users that are named for one role
 MAX_LINES = 100_000  # of one file of rows: the text of a row further down is derived from its rule
-MAX_COMPARED = 20_000  # rules that are compared with denied links, in some 0.1 s
+MAX_COMPARED = 20_000  # rules that are compared with denied links, in about 0.1 s
 
 
 class Ground(NamedTuple):
-    """A rule that the answer rests on. `text` is its row. `roles` are those on the path from the subject to the rule's
+    """A rule that led to the answer. `text` is its row. `roles` are those on the path from the subject to the rule's
     role, the first one from the token if `from_token`; `sets` those on the path from the object to the rule's set."""
 
     rule: RuleRef
@@ -53,7 +53,8 @@ class Ground(NamedTuple):
 
 
 class Ran(NamedTuple):
-    """A condition, its outcome, what it read, and the `source` if not evaluated now: `the record`, or why unknown."""
+    """A condition, its outcome, the values that it read, and the `source` if it was not evaluated now: `the record`, or
+    the reason why it is unknown."""
 
     text: str
     outcome: str
@@ -62,8 +63,9 @@ class Ran(NamedTuple):
 
 
 class Traced(NamedTuple):
-    """One link and its grounds; `near` are the nearest rules, if none allowed it. `casbin` is how the model was asked,
-    if it is not one of ours. `engine` decided the link; `by_default`: it is allowed because no row denies it."""
+    """One link and its grounds; `near` are the nearest rules, if none allowed it. `casbin` is the request to a model
+    that is not one of the sidecar's. `engine` decided the link; `by_default`: it is allowed because no row denies
+    it."""
 
     link: Link
     grounds: tuple[Ground, ...]
@@ -75,8 +77,8 @@ class Traced(NamedTuple):
 
     @property
     def missing(self) -> RuleRef | None:
-        """The narrowest rule that would allow a link without any; None for one that has other reasons, and for calls of
-        a session, which any grant opens."""
+        """The narrowest rule that would allow a link that no rule allows; None for a link with another reason, and for
+        session calls, which any grant allows."""
         link = self.link
         if link.reason is not Reason.NO_MATCHING_RULE or self.casbin is not None or link.action in SESSION_ACTIONS:
             return None
@@ -91,8 +93,8 @@ class ChargedLimit(NamedTuple):
 
 
 class RoleHolders(NamedTuple):
-    """Who may approve with a role: the users that have it by rows, the first MAX_HOLDERS of `total`, and the roles of
-    tokens that bring it."""
+    """The principals who may approve with a role: the users that have it by rows, the first MAX_HOLDERS of `total`, and
+    the roles of tokens that grant it."""
 
     role: str
     users: tuple[str, ...]
@@ -101,8 +103,8 @@ class RoleHolders(NamedTuple):
 
 
 class ApprovalNeed(NamedTuple):
-    """The rules that demand approvals, and who may give them. `given_by` are those for whom the call was explained, and
-    `objection` says why they are not enough."""
+    """The rules that demand approvals, and who may give them. `given_by` are the approvers in the explained call, and
+    `objection` is the reason why they are not enough."""
 
     rules: tuple[RuleRef, ...]
     holders: tuple[RoleHolders, ...]
@@ -111,7 +113,7 @@ class ApprovalNeed(NamedTuple):
 
 
 class Explanation(NamedTuple):
-    """The whole answer. With `answer` None it cannot be decided from the record, and `why` says what it depends on."""
+    """The whole answer. If the record does not determine it, `answer` is None and `why` names what it depends on."""
 
     answer: Answer | None
     decision: Decision
@@ -227,7 +229,7 @@ class _Trace:
         )
 
     def _casbin(self, place: int, link: Link) -> CasbinTrace | None:
-        """Traces a link that a Casbin model of another form than ours decided. It is one of the chain's own."""
+        """Traces a link that a Casbin model other than the sidecar's decided. It belongs to the chain itself."""
         policy = self._engine.casbin(link.kind)
         if policy is None:
             return None
@@ -254,7 +256,8 @@ class _Trace:
         return found
 
     def _rules_near(self, links: Sequence[Link]) -> Iterable[RuleRef]:
-        """Returns the rules to compare: all of a small policy; of a large one those with the subject or the object."""
+        """Returns the rules to compare: all of a small policy, and those with the subject or the object of a large
+        one."""
         if sum(self._engine.rule_counts.values()) <= MAX_COMPARED:
             return self._source.own_rules
         callers = {principal.name: principal for principal in self._chain}
@@ -321,7 +324,8 @@ class _Trace:
 
 
 def _rows(rules: Iterable[RuleRef]) -> Callable[[RuleRef], str]:
-    """Returns a function that gives these rules' rows as written, or as they would be. Each file is read once."""
+    """Returns a function that gives the rows of these rules as written, or derived from the rules. Each file is read
+    once."""
     wanted: dict[str, set[int]] = {}
     for rule in rules:
         if rule.line and rule.file.endswith(".csv"):
@@ -336,7 +340,7 @@ def _rows(rules: Iterable[RuleRef]) -> Callable[[RuleRef], str]:
 
 
 def _read(path: str, wanted: set[int]) -> Iterator[tuple[int, str]]:
-    with suppress(OSError), Path(path).open("rb") as file:  # for a file deleted since, the row is derived from the rule
+    with suppress(OSError), Path(path).open("rb") as file:  # if the file was deleted, the row is derived from the rule
         for number in range(1, min(max(wanted), MAX_LINES) + 1):
             raw = file.readline(4 * MAX_LINE_CHARS)
             if number in wanted and raw:

@@ -1,4 +1,4 @@
-"""Formats explanations for people and programs: `policy explain`, and pages of the console."""
+"""Formats explanations for people and programs: for `policy explain` and pages of the console."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -124,7 +124,7 @@ def _asked(asked: CasbinRequest) -> Iterator[str]:
 
 
 def _names_in(asked: CasbinRequest) -> tuple[str, str]:
-    """Returns the subject and the object of a request as the policy has them."""
+    """Returns the subject and the object of a request as named in the policy."""
     fields = text_fields(tuple(asked.values))
     found = {fields.get(field, ""): str(value) for field, value in asked.values.items()}
     return found.get("sub", ""), found.get("obj", "")
@@ -179,7 +179,7 @@ def _the_rest(found: Explanation) -> Iterator[str]:
 
 
 def _together(found: Explanation) -> Iterator[str]:
-    """Yields what applies where several grants match: each limit counts, and none lifts another."""
+    """Yields the effect of several matching grants: each limit counts, and none removes another."""
     counting = _counting(found)
     if len(counting) > 1:
         rules = " and ".join(counting) if len(counting) == 2 else ", ".join(counting)

@@ -1,8 +1,8 @@
-"""Reads policies out of git revisions: `main`, `HEAD~1`, `abc123`, or `rev:path` for a folder.
+"""Reads policies from git revisions: `main`, `HEAD~1`, `abc123`, or `rev:path` for a folder.
 
 Files are read from git's objects, byte for byte (no filter, attribute or hook runs), into a private temporary folder.
-Git runs without a shell, with a deadline and a bound on its output; names that begin with `-`, links and paths that
-lead out are refused.
+Git runs without a shell, with a deadline and a bound on its output; names that begin with `-`, links, and paths that
+lead outside the folder, are refused.
 """
 
 import asyncio
@@ -26,7 +26,8 @@ _FILE_MODES = ("100644", "100755")
 
 
 class Revision(NamedTuple):
-    """One policy named on a command line. `label` names it; `root` is cut from the paths of its files."""
+    """One policy named on a command line. `label` is its name; `root` is the prefix that is removed from the paths of
+    its files."""
 
     label: str
     place: PolicyLocation
@@ -72,7 +73,7 @@ async def _extract(name: str, directory: Path, root: Path) -> PurePosixPath:
         top = _inside(path if colon else (await git.line("rev-parse", "--show-prefix")).rstrip("/"), name)
         blobs = await git.blobs(commit, [top / POLICIES, top / MODELS, top / CONFIG])
         if not any(blob.path.is_relative_to(top / POLICIES) for blob in blobs):
-            # A folder of rows itself, with its models beside it.
+            # A folder of rows, with its models next to it.
             blobs = await git.blobs(commit, [top, top.parent / MODELS]) if colon else []
             if not any(top in blob.path.parents for blob in blobs):
                 _refuse(name, f"no {top / POLICIES}/ in this revision", "name the folder that holds it: rev:path")

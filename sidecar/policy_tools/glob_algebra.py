@@ -1,7 +1,7 @@
 """Set algebra on wildcard patterns.
 
-Patterns have one wildcard (`*`, any run of characters, anchored). They are run together as small automata over the
-characters that they name, and one that stands for all others, within a `GlobShape`: the grammar of names of one kind
+Patterns have one wildcard (`*`, any run of characters, anchored). They run together as small automata over the
+characters that they name and one that represents all others, within a `GlobShape`: the grammar of names of one kind
 (CONTRACT 1.1, 1.2). The search is breadth first and exact: no result means that no such name exists.
 """
 
@@ -28,7 +28,7 @@ _FILLERS = ("any", "some", "other", "x", "")  # preferred texts for wildcards in
 
 
 class TooManyStates(Exception):
-    """These patterns together exceed `MAX_STATES`: nothing is known about them."""
+    """These patterns together exceed `MAX_STATES`, so the answer is unknown."""
 
 
 class GlobShape(NamedTuple):
@@ -66,7 +66,7 @@ _SHAPES = {
 SUBJECTS: Mapping[PermissionKind, Shapes] = {
     kind: tuple(_SHAPES[word] for word in words if word in _SHAPES) for kind, words in grammar.SUBJECTS.items()
 }
-"""`anonymous` is an exact word that no pattern matches: callers that need it add this shape."""
+"""`anonymous` is an exact name that no pattern matches: callers that need it add this shape."""
 OBJECTS: Mapping[PermissionKind, Shapes] = {
     kind: tuple(_SHAPES[word] for word in words if word in _SHAPES) for kind, words in grammar.OBJECTS.items()
 }
@@ -88,7 +88,7 @@ def may_overlap(one: str, other: str) -> bool:
 def witness(
     shapes: Shapes, all_of: Sequence[str], none_of: Collection[str] = (), avoid: Collection[str] = ()
 ) -> str | None:
-    """Returns a name that matches `all_of`, none of `none_of`, and is none of `avoid`; or None. Raises
+    """Returns a name that matches `all_of`, none of `none_of`, and is not in `avoid`; None if there is none. Raises
     TooManyStates."""
     for name in _natural(shapes, all_of):
         fits = name not in avoid and all(glob(name, pattern) for pattern in all_of)
@@ -156,7 +156,7 @@ class _Automaton:
         self.forever = self.stars & (self.accepts >> 1)  # a wildcard at the end, once reached
 
     def settle(self, state: int) -> int:
-        """Adds the positions that a wildcard lets pass; positions before the last wildcard reached add nothing."""
+        """Adds the positions that a wildcard lets pass. Positions before the last reached wildcard add nothing."""
         if stars := state & self.stars:
             last = 1 << (stars.bit_length() - 1)
             state = (state & -last) | last << 1
@@ -173,13 +173,14 @@ _automaton = lru_cache(4096)(_Automaton)
 def _walk(
     shape: GlobShape, all_of: Sequence[str], others: Sequence[str], none_of: Sequence[str]
 ) -> Iterator[tuple[frozenset[str], str]]:
-    """Yields (which others match, a shortest name) for each way to match all of these and none of the banned."""
+    """Yields (the others that match, a shortest name) for each way to match all of these and none of the forbidden
+    patterns."""
     parts = [_automaton(pattern) for pattern in (*all_of, *others, *none_of)]
     must, ban = len(all_of), len(all_of) + len(others)
     banned = parts[ban:]
 
     def alive(states: tuple[int, ...]) -> bool:
-        """Whether no required pattern is dead, and no banned one matches every continuation."""
+        """Whether every required pattern can still match, and no forbidden one matches every continuation."""
         lost = (state & part.forever for part, state in zip(banned, states[ban:], strict=True))
         return all(states[:must]) and not any(lost)
 

@@ -1,7 +1,7 @@
 """Finds the rules nearest to a denied question, in one pass over the rules.
 
 A rule's rank is the number of its parts that match (subject, object, action; then expiry, condition, shadow); ties are
-broken by the similarity of the other parts to the question. Parts are compared as in the built-in models.
+broken by the similarity of the other parts to the question. Parts are compared like in the built-in models.
 """
 
 import heapq
@@ -38,7 +38,7 @@ class Misfit(NamedTuple):
 
 
 class NearestRule(NamedTuple):
-    """A rule, and why it did not allow. Without misfits it would have allowed, but for a rule that denies."""
+    """A rule, and why it did not allow. Without misfits it would have allowed, except that another rule denies."""
 
     rule: RuleRef
     misfits: tuple[Misfit, ...]
@@ -48,8 +48,8 @@ _NONE: Mapping[str, str] = {}
 
 
 class Sought(NamedTuple):
-    """One denied question. `roles` are the subject's, `sets` those that hold the object; `outcomes` are the conditions'
-    outcomes by text; `server` is set for a session call, which any grant on that server opens."""
+    """One denied question. `roles` are the subject's, `sets` those that contain the object; `outcomes` are the
+    conditions' outcomes by text; `server` is set for a session call, which any grant on that server opens."""
 
     kind: PermissionKind
     subject: str
@@ -78,7 +78,8 @@ class Sought(NamedTuple):
         return cls(link.kind, link.subject, roles, link.object, sets, link.action, now_s, outcomes, server)
 
     def fits(self, rule: RuleRef) -> tuple[bool, ...]:
-        """Returns whether each of PARTS matches. The condition of a row that did not match has not run, and counts."""
+        """Returns whether each of PARTS matches. The condition of a row that did not match has not run, and is assumed
+        to hold."""
         session = bool(self.server)
         on_it = (meets_prefix(rule.object, f"{word}{self.server}/") for word in ON_SERVERS)
         outcome = self.outcomes.get(rule.when, "true") if rule.when and not session else "true"
@@ -95,7 +96,7 @@ class Sought(NamedTuple):
 def nearest(
     sought: Sequence[Sought], rules: Iterable[RuleRef], sets: RoleLinks, most: int = MOST
 ) -> list[list[NearestRule]]:
-    """Returns for each question the rules that would have allowed it, but for a part or two; the nearest first."""
+    """Returns for each question the rules that would have allowed it except for one or two parts, nearest first."""
     pools = [_Pool(each) for each in sought]
     names = dict.fromkeys(islice(sets.parents, MAX_NAMES), True)
     for rule in rules:

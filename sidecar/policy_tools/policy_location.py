@@ -28,7 +28,7 @@ BUDGETS_FILE: Final = "budgets.yaml"
 @dataclass(frozen=True, slots=True)
 class PolicyLocation:
     """One policy on disk. `names` are the existing upstreams; None if they are unknown. `programs` are further agents,
-    `offers` the limits that agents have in sidecar.yaml, and `agent_ids` agents' names by UUID. `config` is the
+    `offers` the limits of agents in sidecar.yaml, and `agent_ids` the names of agents by UUID. `config` is the
     sidecar.yaml that names the policy."""
 
     models: Models
@@ -62,14 +62,15 @@ class PolicyLocation:
 
 
 def configured(path: Path, environ: Mapping[str, str]) -> PolicyLocation:
-    """Returns the policy that sidecar.yaml names; without that file, the one beside its path. Raises SettingsError."""
+    """Returns the policy that sidecar.yaml names; without that file, the policy next to its path. Raises
+    SettingsError."""
     if not path.exists() and (path.parent / POLICIES).is_dir():
         return in_folder(path.parent)
     return replace(location_of(load_settings(path, environ, check_files=False)), config=path)
 
 
 def location_of(settings: Settings) -> PolicyLocation:
-    """Returns the policy that settings name."""
+    """Returns the policy that the settings name."""
     policy, offers = settings.policy, {name: offer for name, _, offer in settings.offers()}
     names, programs = frozenset(settings.upstreams), frozenset(settings.agents)
     limits = entries_of(offers)
@@ -78,8 +79,8 @@ def location_of(settings: Settings) -> PolicyLocation:
 
 
 def in_folder(folder: Path) -> PolicyLocation:
-    """Returns the policy in a folder with `policies/` and perhaps `models/`, or of rows. How Casbin models are asked is
-    in a sidecar.yaml beside them. Raises SettingsError."""
+    """Returns the policy in a folder with `policies/` and optionally `models/`, or in a folder of rows. A sidecar.yaml
+    next to them holds the settings of Casbin models. Raises SettingsError."""
     if not folder.is_dir():
         raise SettingsError([fault_in(folder, "this folder is not there", code="P001")])
     policies = folder / POLICIES if (folder / POLICIES).is_dir() else folder
@@ -106,6 +107,6 @@ def _policy_beside(folder: Path) -> PolicySettings | None:
 
 
 class _PolicyAlone(BaseModel):
-    """The one section of sidecar.yaml that says how Casbin models are asked."""
+    """The section of sidecar.yaml with the settings of Casbin models."""
 
     policy: PolicySettings = Field(default_factory=PolicySettings)

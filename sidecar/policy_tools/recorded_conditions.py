@@ -1,15 +1,15 @@
 """Evaluates conditions on recorded facts.
 
-A record contains no arguments (CONTRACT 7) except those that `audit.clear_arguments` selects. Of each condition that
-ran, it has a digest of the text, the outcome, and keyed digests of what the condition read. To replay a record, a
-policy's conditions are replaced by `StandIn`s, which answer, in this order, by
+A record contains no arguments (CONTRACT 7) except those that `audit.clear_arguments` selects. For each condition that
+ran, it has a digest of the text, the outcome, and keyed digests of the values read. To replay a record, a policy's
+conditions are replaced by `StandIn`s, which use, in this order,
 
-    running             what reads nothing of the caller's own: principals, server, tool, time
+    running             a condition that reads nothing of the caller's: principals, server, tool, time
     the record          the same text, of the same subject
     clear arguments     another text that reads arguments recorded in clear
     its inputs          another text that reads what was recorded: with the audit key, a digest can be compared with the
-                        constants of the condition; equality and membership need no more than that
-    nothing             the outcome is unknown, with the reason, and takes the value that the replay tries
+                        constants of the condition; equality and membership need only this
+    nothing             the outcome is unknown, with the reason, and has the value that the replay tries
 """
 
 from collections.abc import Mapping
@@ -28,7 +28,7 @@ from sidecar.policy_tools.audit_records import RecordedFact, RecordedQuestion
 
 Outcome = Literal["true", "false", "error"]
 Steps = tuple[str, ...]
-Found = tuple[Steps, Mapping[str, Any]]  # the objects on an argument's path that existed; its name and value if it did
+Found = tuple[Steps, Mapping[str, Any]]  # the existing objects on an argument's path; its name and value, if it exists
 
 NO_FACT = "a condition has no recorded fact, and what it reads was not recorded"
 NO_KEY = "a condition reads hashed arguments: with --key, constants can be compared with them"
@@ -50,11 +50,11 @@ class RecordedKey(NamedTuple):
 
 @dataclass(slots=True)
 class RecordedCase:
-    """The record being decided, and what is known about its conditions.
+    """The record in question, and the known facts about its conditions.
 
     `assumed` are the outcomes tried for unknown conditions, others get `otherwise`; `unknown` collects them, with the
-    reason. `by_record` are those that the record itself answered; `paths` are what the conditions of the policy read,
-    by digest."""
+    reason. `by_record` are the conditions that the record answered; `paths` are the paths that conditions of the policy
+    read, by digest."""
 
     key: AuditKey | None = None
     asked: RecordedQuestion = field(init=False)
@@ -108,11 +108,11 @@ class RecordedCase:
     def _recorded(
         self, condition: Condition, path: Steps, facts: list[RecordedFact], digests: Digests | None
     ) -> Found | str:
-        """Returns a value for an argument that the condition cannot distinguish from the original, or why there is
-        none.
+        """Returns a value for an argument that the condition cannot distinguish from the original, or the reason why
+        there is none.
 
         A value that equals none of the constants can be replaced by any other such value if only equality is tested.
-        This does not hold where the recorded run failed: the value may be too large for any test."""
+        This does not hold if the recorded run failed, because the value may be too large for any test."""
         entry = self.asked.clear.get(path[1:], {}) if path[0] == "args" and len(path) > 1 else {}
         if VALUE in entry:
             return path[:-1], {path[-1]: entry[VALUE]}
@@ -129,15 +129,15 @@ class RecordedCase:
             return NO_KEY if self.key is None else OTHER_KEY
         for value in (*constants, True, False, None):
             if digests.fact_hash(value) == fact.inputs[name]:
-                exact = isinstance(value, str | bool | None) or tests <= _EQUALITY | _ORDER  # 5 and 5.0 have one digest
+                exact = isinstance(value, str | bool | None) or tests <= _EQUALITY | _ORDER  # 5 and 5.0: one digest
                 return (path[:-1], {path[-1]: value}) if exact else MORE_THAN_EQUAL
         if fact.outcome == "error" or not tests <= _EQUALITY:
             return MORE_THAN_EQUAL
         return path[:-1], {path[-1]: f"\N{SYMBOL FOR SUBSTITUTE}{fact.inputs[name]}"}
 
     def _was_absent(self, path: Steps, fact: RecordedFact) -> bool:
-        """Whether a condition that ran then looked for this path, and it was not present."""
-        straight = path[:-1] in (("args",), ("call", "meta"))  # else a parent may have been of another type
+        """Whether a condition that ran at that time looked for this path, and the path was absent."""
+        straight = path[:-1] in (("args",), ("call", "meta"))  # otherwise a parent may have been of another type
         looked = len(fact.inputs) < INPUTS and path in self.paths.get(fact.condition, ())
         return straight and looked and name_of(path) not in fact.inputs
 

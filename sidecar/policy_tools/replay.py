@@ -1,6 +1,6 @@
 """Replays recorded decisions through another policy, each at its own time.
 
-What a record cannot answer is tried both ways: only if the answer depends on it, the record is undecidable.
+Facts that a record does not contain are tried both ways; the record is undecidable only if the answer depends on them.
 """
 
 from collections import Counter
@@ -18,17 +18,17 @@ from sidecar.policy_tools.recorded_conditions import ARGUMENTS, Outcome, Recorde
 from sidecar.vocabulary import Answer, Decision
 
 MAX_TRIES = 64  # outcomes for unknown conditions: six of them, each true or false
-MAX_GROUPS = 10_000  # kept; all records are counted
+MAX_GROUPS = 10_000  # stored; all records are counted
 TOO_MANY = f"more unknown conditions than {MAX_TRIES} tries can settle"
 
 Change = Literal["wider", "narrower", "undecidable"]
 
 
-_GRANTS: tuple[Answer, ...] = ("deny", "approval", "allow")  # each grants more than those before
+_GRANTS: tuple[Answer, ...] = ("deny", "approval", "allow")  # each grants more than the previous ones
 
 
 class ReplayAnswer(NamedTuple):
-    """The candidate's answer, None if it is undecidable: `why` says what it depends on. `decision` is one of the
+    """The candidate's answer, None if it is undecidable: `why` names what it depends on. `decision` is one of the
     possible ones; the only one if nothing was unknown."""
 
     answer: Answer | None
@@ -45,8 +45,8 @@ class Candidate:
     def decide(self, asked: RecordedQuestion) -> ReplayAnswer:
         """Returns the answer if it is the same for every outcome of the unknown conditions.
 
-        An error is no match on a row that allows and a match on one that denies: errors everywhere allow the least. The
-        combination of true and false that allows the most has to be searched for."""
+        An error is no match on an allow row and a match on a deny row, so errors everywhere allow the least. The
+        combination of true and false that allows the most is found by search."""
         self.case.asked = asked
         least = self._ask(asked, {}, "error")
         if asked.gaps:
@@ -73,8 +73,8 @@ class Candidate:
         return ReplayAnswer(None, least, TOO_MANY)
 
     def _by_matchers(self, asked: RecordedQuestion, decision: Decision) -> str:
-        """Returns why a Casbin model cannot be asked again, if the answer depends on it; "" if it can, or need not be:
-        no other link denies the call whatever conditions say."""
+        """Returns why a Casbin model cannot be asked again, if the answer depends on it; "" if it can, or if another
+        link denies the call whatever its conditions yield."""
         doubts, denied = list[str](), False
         for place, link in enumerate(decision.links):
             policy = self.engine.casbin(link.kind)
@@ -94,7 +94,7 @@ class Candidate:
 
 
 def _doubt(policy: StockPolicy, asked: RecordedQuestion, is_last: bool) -> str:
-    """Returns what a Casbin model reads that no record holds."""
+    """Returns the inputs of a Casbin model that no record contains."""
     if policy.reader.from_caller and is_last and not asked.without_arguments:
         return "a Casbin model reads what the caller wrote, which no record holds"
     if any(form.parameters for form in policy.table.source.model.roles.values()):
@@ -126,8 +126,9 @@ class ReplayGroup:
 
 @dataclass(slots=True)
 class Replay:
-    """The result. `now_waits` and `waits_no_more` count the changes to and from a person's approval, which are `wider`
-    or `narrower` too; `unasked` are records without a policy answer; `revisions` counts the policies of the records."""
+    """The result. `now_waits` and `waits_no_more` count the changes to and from a person's approval, which are also
+    `wider` or `narrower`; `unasked` are records without a policy answer; `revisions` counts the policies of the
+    records."""
 
     records: int = 0
     replayed: int = 0

@@ -14,12 +14,12 @@ _QUOTED_IN_CSV = re.compile(r'[,"]|^[ \t]|[ \t]$')
 
 
 def moment(at_s: float) -> str:
-    """Formats seconds since the epoch as RFC 3339, as rows have it."""
+    """Formats seconds since the epoch as RFC 3339, like in rows."""
     return datetime.fromtimestamp(at_s, UTC).isoformat().replace("+00:00", "Z")
 
 
 def place(rule: RuleRef) -> str:
-    """Returns `policies/agent_to_tool.csv:12`; "" for a rule that no file has."""
+    """Returns `policies/agent_to_tool.csv:12`; "" for a rule without a file."""
     return f"{rule.file}:{rule.line}" if rule.file else ""
 
 
@@ -46,7 +46,7 @@ def columns(rule: RuleRef) -> dict[str, str]:
 
 
 def approval_notes(terms: ApprovalTerms) -> dict[str, str]:
-    """Returns the notes that a row with these terms has, all of them."""
+    """Returns all notes of a row with these terms."""
     valid = ONCE if terms.valid_s is None else duration_text(terms.valid_s)
     notes = {"approval": terms.role, "within": duration_text(terms.within_s), "valid": valid}
     return notes | ({"approval_reason": REQUIRED} if terms.reason else {})
@@ -73,7 +73,7 @@ def csv_row(rule: RuleRef) -> str:
 
 
 def scalar(text: str) -> str:
-    """Returns a text as YAML: plain if it is unambiguous, else quoted."""
+    """Returns a text as YAML: plain if it is unambiguous, otherwise quoted."""
     if _PLAIN.fullmatch(text) and ": " not in text and not text.endswith((":", " ")) and _is_text(text):
         return text
     if '"' not in text and "\\" not in text and text.isprintable():

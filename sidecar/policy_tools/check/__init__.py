@@ -1,8 +1,8 @@
-"""Checks a policy for errors and suspicious rules: `matching`, `overlaps`, `names` and `conditions` are the lints
-for our own models, `casbin_names` those for Casbin models of other forms.
+"""Checks a policy for errors and suspicious rules. `matching`, `overlaps`, `names` and `conditions` are the lints for
+the sidecar's own models, `casbin_names` those for other Casbin models.
 
-Errors of the loader are reported alone, because lints need a whole policy. With one, every lint runs over all of it;
-each takes time about linear in the number of rules.
+Errors of the loader are reported alone, because lints need a whole policy. For a whole policy, every lint runs over all
+of it, in time about linear in the number of rules.
 """
 
 import re
@@ -68,7 +68,7 @@ LINTS: Sequence[Lint] = (
 
 @dataclass(frozen=True, slots=True)
 class CheckReport:
-    """All findings, in the order of files and lines. `left_out`: by code, how many more there were."""
+    """All findings, in the order of files and lines. `left_out` counts the omitted ones by code."""
 
     faults: tuple[Fault, ...]
     revision: str = ""
@@ -90,7 +90,7 @@ def check(
     soon_days: float = 14,
     strict: bool = False,
 ) -> CheckReport:
-    """Returns the errors, or else all suspicious findings. Never raises for the content of the policy's files."""
+    """Returns the errors, otherwise all suspicious findings. Never raises for the content of the policy's files."""
     refused: list[Fault] = []
 
     def loaded(load: Callable[[], T]) -> T | None:
@@ -160,7 +160,8 @@ def _fault(finding: PolicyFinding, written: RuleSources) -> Fault:
 
 
 def _with_line(fault: Fault, written: RuleSources) -> Fault:
-    """Returns the loader's warning, with the line and the place of what its message names if it had no line."""
+    """Returns the loader's warning. A warning without a line gets the line and place of the item that its message
+    names."""
     if fault.source or not fault.line:
         return fault
     named = _QUOTED.search(fault.message)

@@ -1,7 +1,7 @@
-"""Lints for the names under which calls are asked of Casbin models.
+"""Lints for the names in requests to Casbin models.
 
-A side of a request (subject, domain, object, action) is looked at only if the matcher compares it with columns by `==`
-or by a role definition without patterns, and reads it nowhere else: then the names in rows are all that can match.
+A side of a request (subject, domain, object, action) is checked only if the matcher compares it with columns by `==` or
+by a role definition without patterns, and does not read it elsewhere: then only names in rows can match.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from sidecar.settings.policy import CasbinNames, CasbinSettings
 MAX_NEAR: Final = 500
 _TABLES: Final[Mapping[str, str]] = {"sub": "subjects", "dom": "domains", "obj": "objects", "act": "actions"}
 _BEGINNINGS: Final[Mapping[str, Sequence[str]]] = {
-    # of our own names, which an entry for all of them keeps
+    # for the sidecar's own names, which an entry for all of them maps to themselves
     "subjects": ("user:", "nhi:"),
     "objects": ("tool:", "prompt:", "resource:", "nhi:"),
     "roles": ("role:",),
@@ -37,8 +37,8 @@ _CAPTURE: Final = re.compile(r"\*[1-9]?")
 
 @dataclass(frozen=True)
 class _ComparedSide:
-    """The names that rows have on one side. `columns` are those that it is compared with, `members` the links of the
-    role definitions that lead to them."""
+    """The names in rows on one side. `columns` are those that it is compared with, `members` the links of the role
+    definitions that lead to them."""
 
     table: StockTable
     text: str
@@ -57,7 +57,7 @@ class _ComparedSide:
 
 
 def maps_to_nothing(policy: LintedPolicy) -> Iterator[PolicyFinding]:
-    """P671: an exact name of the policy that no row has."""
+    """P671: an entry maps to an exact name that no row has."""
     for side in _sides(policy):
         known = side.known
         for ours, theirs in _results(policy.source.casbin.names, side.text):
@@ -69,7 +69,7 @@ def maps_to_nothing(policy: LintedPolicy) -> Iterator[PolicyFinding]:
 
 
 def out_of_reach(policy: LintedPolicy) -> Iterator[PolicyFinding]:
-    """P672: a row with a name that no caller, object or action of ours has."""
+    """P672: a row with a name that no caller, object or action of the sidecar maps to."""
     for side in _sides(policy):
         reached = _Reached(side, policy.source.casbin.names)
         what = {"sub": "caller", "dom": "namespace", "obj": "object", "act": "action"}[side.text]
@@ -84,7 +84,7 @@ def out_of_reach(policy: LintedPolicy) -> Iterator[PolicyFinding]:
 
 
 def never_counts(policy: LintedPolicy) -> Iterator[PolicyFinding]:
-    """P673: an entry of policy.names whose names an earlier entry of its table takes all, or an entry of policy.roles
+    """P673: an entry of policy.names whose names all match an earlier entry of its table, or an entry of policy.roles
     that no model defines."""
     defined = {key for table in policy.stock for key in table.source.model.roles}
     for key in policy.source.casbin.roles if policy.stock else ():
@@ -106,7 +106,7 @@ def never_counts(policy: LintedPolicy) -> Iterator[PolicyFinding]:
 
 
 def on_no_upstream(policy: LintedPolicy) -> Iterator[PolicyFinding]:
-    """P607: an entry of policy.names.objects that no upstream fits."""
+    """P607: an entry of policy.names.objects that no upstream matches."""
     for table in policy.stock[:1]:
         for pattern in policy.source.casbin.names.objects:
             if pattern != "*" and not policy.passes_here(pattern):
@@ -157,13 +157,13 @@ def _has_patterns(test: ColumnTest, settings: CasbinSettings, option: str) -> bo
 
 
 def _links(source: StockSource, compared: Sequence[ColumnTest], domains: Sequence[ColumnTest]) -> list[tuple[str, str]]:
-    """Returns the members and roles on this side; for a side of domains, each domain as its own member."""
+    """Returns the members and roles on this side. On the domain side, each domain is its own member."""
     found = [(link[0], link[1]) for test in compared for link in source.links.get(test.function, ())]
     return found + [(link[2], link[2]) for test in domains for link in source.links.get(test.function, ())]
 
 
 def _results(names: CasbinNames, text: str) -> Iterator[tuple[str, str]]:
-    """Yields the entries of a table with what they give on this side. An object may give the action too."""
+    """Yields the entries of a table with their results on this side. An object entry may also set the action."""
     for ours, theirs in names.objects.items() if text in ("obj", "act") else getattr(names, _TABLES[text]).items():
         if isinstance(theirs, str):
             if text != "act":
@@ -175,7 +175,7 @@ def _results(names: CasbinNames, text: str) -> Iterator[tuple[str, str]]:
 
 
 class _Reached:
-    """The names of one side that a name of ours becomes, or that is a role of one."""
+    """The names on one side that a name of the sidecar maps to, and their roles."""
 
     def __init__(self, side: _ComparedSide, names: CasbinNames) -> None:
         tables = [(_TABLES[side.text], dict(_results(names, side.text)))]
@@ -204,5 +204,6 @@ class _Reached:
 
 
 def _is_ours(name: str, table: str) -> bool:
-    """Whether a name of ours can be this one, where a table keeps our names ("" if it does not)."""
+    """Whether a name of the sidecar can map to this one through a table that preserves names ("" if the table does
+    not)."""
     return name in ACTIONS if table == "actions" else name.startswith(tuple(_BEGINNINGS.get(table, ("",))))

@@ -1,4 +1,5 @@
-"""Lints for conditions that do not test what they seem to, by their syntax tree (`Condition.paths`) and their text."""
+"""Lints for conditions that do not test what they appear to test, by their syntax tree (`Condition.paths`) and their
+text."""
 
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -24,7 +25,7 @@ _MEND = "correct the condition, or remove the row"
 
 class _Never(NamedTuple):
     """Why a condition always has the same outcome, and the part responsible. `unless_absent`: a value that the caller
-    leaves out causes an error instead, which is a match on a deny row."""
+    omits causes an error instead, which is a match on a deny row."""
 
     outcome: str
     why: str
@@ -34,7 +35,7 @@ class _Never(NamedTuple):
 
 
 def always_the_same(policy: LintedPolicy) -> Iterator[PolicyFinding]:
-    """P605: a condition that reads nothing, contradicts itself, or tests what cannot exist."""
+    """P605: a condition that reads nothing, contradicts itself, or tests a value that cannot exist."""
     constant = _by_text(policy, _constant)
     for rule, _ in _conditioned(policy):
         never = constant(rule.when) or _never_asked(rule)
@@ -88,7 +89,7 @@ def _never_asked(rule: RuleRef) -> _Never | None:
 
 
 def arguments_nowhere(policy: LintedPolicy) -> Iterator[PolicyFinding]:
-    """P606: the rule is evaluated only where calls have no arguments."""
+    """P606: the rule is evaluated only for calls without arguments."""
     for rule, condition in _conditioned(policy):
         reads = any(path[0] == "args" for path in condition.paths)
         if reads and policy.asked(rule) and (why := _no_arguments(policy, rule)):
@@ -132,7 +133,7 @@ def _unasked(condition: Condition) -> str:
 
 
 def _by_text(policy: LintedPolicy, ask: Callable[[Condition], T]) -> Callable[[str], T]:
-    """Returns a function that asks each condition once."""
+    """Returns a function that examines each condition once."""
     return lru_cache(None)(lambda text: ask(policy.source.conditions[text]))
 
 
@@ -178,7 +179,7 @@ def _optional_in(policy: LintedPolicy, condition: Condition) -> str:
 
 
 def order_of_texts(policy: LintedPolicy) -> Iterator[PolicyFinding]:
-    """P643: an ordering operator such as `<` beside a number in quotes."""
+    """P643: an ordering operator such as `<` next to a number in quotes."""
     for rule, condition in _conditioned(policy):
         match = _ORDERED.search(condition.text)
         texts = _TEXT.finditer(condition.text)

@@ -1,6 +1,6 @@
 """Formats findings as text, JSON, SARIF 2.1.0 (OASIS) for code scanning, and GitHub's workflow commands.
 
-`codes.txt` is the catalogue of codes: `code level: about` (`error` is left out), and the remedy below it.
+`codes.txt` is the catalogue of codes: `code level: about` (`error` is omitted), and the remedy below it.
 """
 
 import os
@@ -22,7 +22,7 @@ Level = Literal["error", "warning", "note"]
 
 
 class CodeMeaning(NamedTuple):
-    """`about` in one line, `mend` in one or two sentences. A note is a warning of less weight, without effect yet."""
+    """`about` is one line, `mend` one or two sentences. A note is a warning of less weight, without effect yet."""
 
     about: str
     mend: str
@@ -88,7 +88,7 @@ def _end(fault: Fault) -> int:
 
 
 def relative(file: str, root: Path) -> str:
-    """Returns a file's path from the repository's root, with `/`. A file outside stays absolute."""
+    """Returns a file's path from the repository's root, with `/`; an absolute path for a file outside."""
     path, top = Path(file).resolve(), root.resolve()
     return (path.relative_to(top) if path.is_relative_to(top) else path).as_posix()
 
@@ -134,7 +134,7 @@ def _result(fault: Fault, index: int, root: Path) -> dict[str, Any]:
 
 
 _COMMANDS = {"error": "error", "warning": "warning", "note": "notice"}
-# As the runner unescapes a command (actions/toolkit, command.ts)
+# The rules by which the runner unescapes a command (actions/toolkit, command.ts)
 _IN_MESSAGE = str.maketrans({"%": "%25", "\r": "%0D", "\n": "%0A"})
 _IN_PROPERTY = _IN_MESSAGE | str.maketrans({":": "%3A", ",": "%2C"})
 

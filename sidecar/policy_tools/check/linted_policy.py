@@ -1,4 +1,4 @@
-"""The policy as the lints see it: with budgets, upstreams, the roles that tokens can grant, and the current time.
+"""The policy for the lints: with budgets, upstreams, the roles that tokens can grant, and the current time.
 
 Everything is looked up by name; no lint compares all pairs of rules.
 """
@@ -20,7 +20,7 @@ from sidecar.policy_tools.diff.rules import is_shipped
 from sidecar.vocabulary import DELEGATE, PermissionKind, RuleRef
 
 AGENTS = (PermissionKind.USER_TO_NHI, PermissionKind.NHI_TO_NHI)
-# CONTRACT 1.2, 1.3: the subjects and objects that each kind is asked about
+# CONTRACT 1.2, 1.3: the subjects and objects in questions of each kind
 KINDS_ASKED: Mapping[PermissionKind, tuple[frozenset[str], frozenset[str]]] = {
     kind: (frozenset(SUBJECTS[kind]) - {"role"}, frozenset(OBJECTS[kind]) - {"set"}) for kind in PermissionKind
 }
@@ -32,7 +32,8 @@ _OF_SERVERS = (ACTIONS - _OF_AGENTS - frozenset(ACTION_ON.values())) | MCP_TASK_
 
 
 class Granting(NamedTuple):
-    """The roles that an issuer's tokens grant, with the values `only` (empty: all). `required`: they have the claim."""
+    """The roles that an issuer's tokens grant, with the values in `only` (empty: all). `required`: tokens must have the
+    claim."""
 
     namespace: str
     only: tuple[str, ...] = ()
@@ -44,8 +45,8 @@ class Granting(NamedTuple):
 
 
 class PolicyFinding(NamedTuple):
-    """One finding of a lint. Its place is a rule (a column of it, a part of that), the row that fills a role or set, or
-    a file (and the first occurrence of a part in it)."""
+    """One finding of a lint. Its place is a rule (optionally a column and a part of the column), the row that fills a
+    role or set, or a file (optionally the first occurrence of a part in it)."""
 
     code: str
     message: str
@@ -75,12 +76,12 @@ class LintedPolicy:
     soon_days: float = 14
     strict: bool = False
     rules: Sequence[RuleRef] = field(init=False)
-    """The rules of our own models."""
+    """The rules of the sidecar's own models."""
     stock: Sequence[StockTable] = field(init=False)
-    """The rows of Casbin models of other forms, which have their own names; once where they decide several kinds."""
+    """The rows of other Casbin models, which have their own names. Rows that decide several kinds occur once."""
     allows: Sequence[RuleRef] = field(init=False)
-    """The allow rules that some call can match, of the kinds whose rows are matched as in the built-in models; what
-    other rows cover cannot be determined."""
+    """The allow rules that some call can match, of the kinds with the matching of the built-in models. The coverage of
+    other rows cannot be determined."""
     members: Mapping[str, frozenset[str]] = field(init=False)
     elements: Mapping[str, frozenset[str]] = field(init=False)
 
@@ -94,7 +95,8 @@ class LintedPolicy:
         self.allows = tuple(rule for rule in allows if self.asked(rule))
 
     def may_be_granted(self, role: str) -> bool:
-        """Whether a token can grant this role, or one that is in it. A role without a `/` cannot be granted."""
+        """Whether a token can grant this role, or one of its member roles. A token cannot grant a role without a
+        `/`."""
         roles = filter(is_granted, (role, *self.members.get(role, ())))
         return any(self.granting is None or any(one.grants(name) for one in self.granting) for name in roles)
 
@@ -124,7 +126,7 @@ class LintedPolicy:
         return any(meets_prefix(rest, f"{name}/") for name in self.names)
 
     def passes_here(self, obj: str) -> bool:
-        """Whether calls of the names that this pattern matches come through this sidecar, as far as is known."""
+        """Whether calls of the names that this pattern matches pass through this sidecar, as far as is known."""
         if self.names is None or not obj.startswith("nhi:"):
             return self.on_known_server(obj)
         return any(glob(f"nhi:{name}", obj) for name in self.names | self.programs)
@@ -132,9 +134,9 @@ class LintedPolicy:
 
 @lru_cache(4096)
 def _asked(kind: PermissionKind, objects: frozenset[str], actions: tuple[str, ...]) -> frozenset[str]:
-    """Returns those of a rule's actions that are possible on its objects."""
+    """Returns the actions of a rule that are possible on its objects."""
     possible = possible_actions(kind, objects)
-    if DELEGATE in actions and kind is PermissionKind.AGENT_TO_TOOL:  # `use` is about agents on an `nhi:` object
+    if DELEGATE in actions and kind is PermissionKind.AGENT_TO_TOOL:  # `use` concerns agents if the object is `nhi:`
         possible -= MCP_TASK_ACTIONS
     return frozenset(action for action in possible if any(glob(action, pattern) for pattern in actions))
 

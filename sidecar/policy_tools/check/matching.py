@@ -1,4 +1,5 @@
-"""Lints for rules that can never match, that match too much, that end, and that demand what no one can give."""
+"""Lints for rules that can never match, that match too much, that expire, and that demand approvals that no one can
+give."""
 
 from collections.abc import Iterable, Iterator
 from functools import lru_cache, partial
@@ -13,7 +14,7 @@ from sidecar.policy_tools.check.linted_policy import KINDS_ASKED, LintedPolicy, 
 from sidecar.policy_tools.rule_text import cut, moment
 from sidecar.vocabulary import ANONYMOUS, DELEGATE, PermissionKind, RuleRef
 
-MAX_NEAR = 500  # names that are searched for a hint
+MAX_NEAR = 500  # names that are searched for hints
 _ASKS_WHOM = "user_to_nhi asks users, nhi_to_nhi asks NHIs, agent_to_tool asks both"
 _WORDS = {"tool": "a tool", "prompt": "a prompt", "resource": "a resource", "nhi": "an NHI"}
 _THINGS = {"tool": "tool", "prompt": "prompt", "resource": "resource", "nhi": "agent and server"}
@@ -24,7 +25,7 @@ SHADOW_DAYS = 30  # CONTRACT 4: the maximum duration of `mode: shadow`
 
 
 def never_asked(policy: LintedPolicy) -> Iterator[PolicyFinding]:
-    """P601: a set or role all of whose members are of a kind that no question has."""
+    """P601: a set or role whose members are all of a kind that no question has."""
     for rule in policy.rules:
         if rule.object.startswith("set:") and policy.things(rule.object) and not policy.object_kinds(rule):
             objects = ", ".join(f"{word}:…" for word in sorted(KINDS_ASKED[rule.kind][1]))
@@ -85,7 +86,7 @@ def _who_has(policy: LintedPolicy, role: str, filled: Iterable[str]) -> str:
 
 
 def near(name: str, names: Iterable[str]) -> str:
-    """Returns `did you mean …?`, searched among names of about the same length."""
+    """Returns `did you mean …?`, from names of about the same length."""
     alike = (other for other in names if other != name and abs(len(other) - len(name)) <= 2)
     return meant(name, islice(alike, MAX_NEAR))
 
@@ -110,7 +111,7 @@ def on_nothing_there(policy: LintedPolicy) -> Iterator[PolicyFinding]:
     there = _Things(policy.catalogue, policy.names or ())
     lack = lru_cache(None)(there.lack)
     for rule in policy.rules:
-        ahead = rule.effect == "deny" and "*" in rule.object  # it forbids future objects
+        ahead = rule.effect == "deny" and "*" in rule.object  # it denies future objects
         if not ahead and lack(rule.object):
             yield PolicyFinding("P609", f"nothing matches {shown(rule.object)}", there.near(rule.object), rule, "obj")
     for element in policy.source.sets.parents:
@@ -119,8 +120,8 @@ def on_nothing_there(policy: LintedPolicy) -> Iterator[PolicyFinding]:
 
 
 class _Things:
-    """The tools and prompts that a catalogue lists, by kind and server. Where it lists none of a kind at a server, that
-    kind is unknown there; so are resources, since templates create more of them."""
+    """The tools and prompts that a catalogue lists, by kind and server. If it lists none of a kind at a server, that
+    kind is unknown there. Resources are unknown too, because templates create more of them."""
 
     def __init__(self, catalogue: KnownCatalogue, names: Iterable[str]) -> None:
         self._by_place: dict[tuple[str, str], set[str]] = {("tool", server): set() for server in catalogue.servers}
@@ -144,7 +145,7 @@ class _Things:
 
 
 def limits_nothing(policy: LintedPolicy) -> Iterator[PolicyFinding]:
-    """P608: an entry of budgets.yaml that counts no calls: a typing error there disables that limit."""
+    """P608: an entry of budgets.yaml that counts no calls, so a typing error disables that limit."""
     on_objects = [entry for entry in policy.budgets.entries if entry.names_objects or entry.unit]
     written = [entry.object if entry.unit else entry.pattern for entry in on_objects]
     for pattern in dict.fromkeys([*written, *(cost.object for cost in policy.budgets.costs)]):
@@ -220,7 +221,7 @@ def _span(seconds: float) -> str:
 
 
 def approved_by_no_one(policy: LintedPolicy) -> Iterator[PolicyFinding]:
-    """P681: no user has the role that must approve. P682: only the caller has it, who may not."""
+    """P681: no user has the role that must approve. P682: only the caller has it, and may not approve."""
     for rule in policy.rules:
         if rule.approval is None or rule.shadow:
             continue

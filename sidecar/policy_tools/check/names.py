@@ -9,14 +9,14 @@ from sidecar.policy_tools.check.linted_policy import LintedPolicy, PolicyFinding
 from sidecar.vocabulary import RuleRef
 
 _UNUSED = "remove its rows, or use it"
-OFTEN = 3  # a name used once, beside a similar one used this often, is probably a typing error
+OFTEN = 3  # a name that is used once, next to a similar one that is used this often, is probably a typing error
 _LOOKS = str.maketrans({"I": "l", "1": "l", "O": "o", "0": "o"})
 _TIMES = {1: "once", 2: "twice"}
 _ROLE = re.compile(r"role:[!#-&(-)+\-./0-{}~]+")
 
 
 def unused(policy: LintedPolicy) -> Iterator[PolicyFinding]:
-    """P631, P632: filled by rows, but named by nothing that decides or counts."""
+    """P631, P632: a role or set with rows that no deciding rule or limit names."""
     counted = [entry.pattern for entry in (*policy.budgets.principals, *policy.budgets.spending)]
     asked = (rule.approval.role for rule in policy.rules if rule.approval is not None)
     roles = {name for name in (*counted, *asked, *(rule.subject for rule in policy.rules)) if name.startswith("role:")}
@@ -53,7 +53,7 @@ class _Used:
 
 
 def look_alikes(policy: LintedPolicy) -> Iterator[PolicyFinding]:
-    """P634: names that look the same."""
+    """P634: names that look alike."""
     for names in _used_names(policy):
         told: dict[str, str] = {}
         for rare, often in _folded(names):
@@ -66,7 +66,7 @@ def look_alikes(policy: LintedPolicy) -> Iterator[PolicyFinding]:
 
 
 def _used_names(policy: LintedPolicy) -> Iterator[dict[str, _Used]]:
-    """Yields the names of subjects, then of objects: only names of one sort are compared with each other."""
+    """Yields the names of subjects, then of objects: only names of the same kind are compared with each other."""
     for column, links in (("sub", policy.source.roles), ("obj", policy.source.sets)):
         found: dict[str, _Used] = {}
         for rule in policy.rules:
@@ -79,7 +79,8 @@ def _used_names(policy: LintedPolicy) -> Iterator[dict[str, _Used]]:
 
 
 def _folded(used: Mapping[str, _Used]) -> Iterator[tuple[str, str]]:
-    """Yields names that look the same; and of those that differ in case, dashes and underscores only, the rare ones."""
+    """Yields names that look alike. Of those that differ in case, dashes and underscores only, it yields the rare
+    ones."""
     for often, *rest in _groups(used, lambda name: name.translate(_LOOKS)):
         yield from ((rare, often) for rare in rest)
     for often, *rest in _groups(used, lambda name: name.lower().replace("_", "-")):
@@ -96,7 +97,7 @@ def _groups(used: Mapping[str, _Used], fold: Callable[[str], str]) -> Iterator[l
 
 
 def alike_ids(policy: LintedPolicy) -> Iterator[PolicyFinding]:
-    """P635: ids of rules that differ in case, in dashes, or in letters that look the same."""
+    """P635: ids of rules that differ only in case, in dashes, or in letters that look alike."""
     first: dict[str, RuleRef] = {}
     for rule in policy.rules:
         other = first.setdefault(rule.id.translate(_LOOKS).lower().replace("_", "-"), rule)

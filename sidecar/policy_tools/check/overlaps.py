@@ -1,4 +1,4 @@
-"""Lints for rules that other rules make pointless.
+"""Lints for rules that other rules make redundant.
 
 Finds an allow that a deny covers, an allow that another allow covers, and a limit under which a tighter one always
 applies. A rule covers another when it matches every subject, object and action that the other can match. The covering
@@ -25,7 +25,7 @@ _ALL_OF = {PermissionKind.USER_TO_NHI: "user:*", PermissionKind.NHI_TO_NHI: "nhi
 
 
 class PatternCover:
-    """Finds, among patterns and exact names, those that cover a text, without trying each.
+    """Finds, among patterns and exact names, those that cover a text, without trying each one.
 
     A pattern that covers a text begins with the text's own beginning, so patterns are indexed by the part before their
     first wildcard, and below that by the part after their last one. A lookup tries only the few lengths in use."""
@@ -52,7 +52,8 @@ class PatternCover:
             self._lengths.append(len(head))
 
     def covering(self, text: str) -> list[str]:
-        """Returns those that match everything that `text`, a name or a pattern, matches; itself if it was added."""
+        """Returns the names and patterns that match everything that `text`, a name or a pattern, matches; `text` too if
+        it was added."""
         found = [text] if text in self._exact else []
         for length in self._lengths:
             tails = self._by_head.get(text[:length]) if length <= len(text) else None
@@ -91,7 +92,7 @@ class Covering:
             on = self._by_subject[subject]
             for obj in self._wider_objects(rule.object, on):
                 for other in on.rules.get(obj, ()):
-                    # `anonymous` is allowed by exactly that word only.
+                    # `anonymous` is allowed only by that exact name.
                     means = rule.subject != ANONYMOUS or other.effect == "deny" or other.subject == ANONYMOUS
                     if means and (
                         other.actions == rule.actions
@@ -119,7 +120,7 @@ class Covering:
 
 
 def denied_anyway(policy: LintedPolicy) -> Iterator[PolicyFinding]:
-    """P611: an allow rule all of whose calls are always denied by a deny rule or a guardrail."""
+    """P611: an allow rule whose calls are all denied by a deny rule or a guardrail."""
     denies = {kind: Covering(policy) for kind in PermissionKind}
     for rule in policy.rules:
         if rule.effect == "deny" and not rule.shadow and rule.expires_at is None and not rule.when:
@@ -133,7 +134,8 @@ def denied_anyway(policy: LintedPolicy) -> Iterator[PolicyFinding]:
 
 
 def said_twice(policy: LintedPolicy) -> Iterator[PolicyFinding]:
-    """P612: an allow that adds nothing. P613: a limit above that of a covering allow. P614: limits of common calls."""
+    """P612: an allow that adds nothing. P613: a limit above that of a covering allow. P614: limits that count common
+    calls."""
     told = set[tuple[str, int, str, str]]()
     allows = {kind: Covering(policy) for kind in PermissionKind}
     for rule in policy.rules:
@@ -159,7 +161,7 @@ def _lasts(other: RuleRef, rule: RuleRef) -> bool:
 
 
 def _beside(rule: RuleRef, other: RuleRef, *, mutual: bool) -> PolicyFinding | None:
-    """Returns the finding for `rule` beside `other`, which covers it. Of two equal rules, the later one is reported."""
+    """Returns the finding for `rule`, which `other` covers. Of two equal rules, the later one is reported."""
     limit, tighter = rule.max_calls_per_hour, other.max_calls_per_hour
     counted_alike = other.per in (rule.per, "rule")
     demands = _demands_more(rule, other)
@@ -184,7 +186,7 @@ def _demands_more(rule: RuleRef, other: RuleRef) -> bool:
 
 
 def _both_count(policy: LintedPolicy, told: Container[tuple[str, int, str, str]]) -> Iterator[PolicyFinding]:
-    """Yields limited rules with the first other one that counts a common call, except `told`: the pointless ones."""
+    """Yields limited rules, each with the first other rule that counts a common call, except those in `told`."""
     limited = [rule for rule in policy.allows if rule.max_calls_per_hour is not None and _spot(rule) not in told]
     for at, rule in enumerate(limited[:MAX_LIMITED]):
         other = next((one for one in limited[:at] if one.id != rule.id and _meet(policy, one, rule)), None)
@@ -264,7 +266,7 @@ class _Ceilings:
 
 
 def _in_an_hour(cap: LimitCap) -> int | None:
-    """Returns the most calls that a cap permits in any 60 minutes; None if it does not bound them."""
+    """Returns the maximum number of calls that a cap permits in any 60 minutes; None if it sets no bound."""
     if cap.kind == "hour":
         return cap.most
     if cap.kind in ("day", "month"):  # two of these periods can meet within an hour

@@ -76,8 +76,8 @@ class RuleSources:
         return place.line.text[place.column - 1 :][: place.width].strip("\"' ") if place else ""
 
     def link(self, name: str) -> RulePlace | None:
-        """Returns the first row that fills a role or set, else one that names it or has it as a member."""
-        if self._links is None:  # of every name in `g` and `g2` rows, the last place counts
+        """Returns the first row that fills a role or set, otherwise a row that names it or has it as a member."""
+        if self._links is None:  # the last occurrence of every name in `g` and `g2` rows applies
             files = [str(path) for path in reversed(self.files) if path.suffix == ".csv"]
             columns = (self._column_of_links(file, column) for column in (1, 2) for file in files)
             self._links = dict(chain.from_iterable(columns))

@@ -1,6 +1,6 @@
 """Converts policies between CSV and YAML, and formats CSV, without loss, comments included.
 
-The result is read again and must contain the same rows and, if the policy loads at all, have the same revision.
+The result is read again and must contain the same rows and, if the policy loads, have the same revision.
 """
 
 from collections.abc import Mapping
@@ -23,8 +23,8 @@ MAX_FILES = 4096
 
 
 class Converted(NamedTuple):
-    """The new files by path, and how their equality was verified. `revision` is "" if the source does not load by
-    itself, so that only its rows were compared; `why_not` says why."""
+    """The new files by path, and how their equality was verified. `revision` is "" if the source does not load, so that
+    only its rows were compared; `why_not` is the reason."""
 
     files: Mapping[str, bytes]
     sources: Mapping[str, tuple[str, ...]]
@@ -133,7 +133,8 @@ def _written(path: str, content: Content, to: Form, columns: Columns) -> dict[st
 
 
 def _csv_name(path: PurePosixPath, kind: PermissionKind | None) -> str:
-    """Returns the CSV name: `rules.yaml` → `agent_to_tool.rules.csv`; a name that already states the kind is kept."""
+    """Returns the CSV name: `rules.yaml` → `agent_to_tool.rules.csv`; a name that already states the kind does not
+    change."""
     stem = ROLES if kind is None else GUARDRAILS if kind is PermissionKind.GUARDRAIL else kind.value
     if path.stem == stem or path.stem.startswith(f"{stem}."):
         return f"{path.stem}.csv"

@@ -81,7 +81,7 @@ def kind_of(path: str) -> tuple[PermissionKind | None, bool]:
 
 
 def _check(found: Sequence[tuple[PermissionKind | None, CsvRow]], columns: Columns, faults: Faults) -> None:
-    """Reports what the other form cannot express. All other checks are made by `sidecar policy check`."""
+    """Reports content that the other form cannot express. `sidecar policy check` makes all other checks."""
     owner = ""
     for kind, row in found:
         wanted = columns.get(kind, COLUMNS) if kind else ("member", "container")
@@ -199,7 +199,7 @@ def said(content: Content, columns: Columns) -> Said:
         if row.type == "p":
             actions = dict.fromkeys(word.strip() for word in texts["act"].split("|"))
             texts["act"] = "|".join(actions)
-            # Parts agree with the row above in all but these (P509), in any spelling.
+            # Parts agree with the row above except in these (P509), in any spelling.
             head = texts if "part_of" not in row.notes else head | {key: texts[key] for key in ("sub", "obj")}
             texts = dict(head)
         notes = {key: field.text for key, field in row.notes.items()}

@@ -33,7 +33,8 @@ def csv_of(content: Content) -> str:
 
 
 def _short(notes: Mapping[str, CsvField]) -> Mapping[str, CsvField]:
-    """Returns notes with `reason=required` for what an approval requires, if no other reason stands beside it."""
+    """Returns notes with the short form `reason=required` for an approval's reason, if there is no other reason next to
+    it."""
     required = notes.get("approval_reason")
     if required is None or required.text != REQUIRED or "reason" in notes:
         return notes
@@ -124,7 +125,8 @@ def _blocks(pairs: Sequence[tuple[str, str]]) -> Iterator[tuple[list[str], list[
 
 
 def _links(entries: Sequence[ContentEntry], container: str, members: str) -> Iterator[str]:
-    """Yields a mapping if each container occurs once and without notes; else a list, which can express everything."""
+    """Yields a mapping if each container occurs once and without notes; otherwise a list, which can express
+    everything."""
     groups = list(_link_groups(entries))
     bare = len({key.container for key, _ in groups}) == len(groups)
     bare = bare and not any(key.notes or key.domain is not None for key, _ in groups)

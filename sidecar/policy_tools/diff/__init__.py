@@ -30,8 +30,8 @@ MAX_KNOWN = 20_000  # names that are searched for witnesses
 
 
 class ComparedPolicy(NamedTuple):
-    """One of the two policies. `rules` are those of our own models, read once, with file names as the user knows them,
-    which `shown` gives."""
+    """One of the two policies. `rules` are those of the sidecar's own models, read once. `shown` gives file names as
+    the user knows them."""
 
     label: str
     source: PolicySource
@@ -42,7 +42,7 @@ class ComparedPolicy(NamedTuple):
 
 @dataclass(frozen=True)
 class Difference:
-    """All differences. `notes`: what could not be decided; `moved`: roles and sets whose members changed."""
+    """All differences. `notes` are the undecided parts; `moved`: roles and sets whose members changed."""
 
     old: str
     new: str
@@ -136,7 +136,7 @@ def _regions(old: ComparedPolicy, new: ComparedPolicy) -> tuple[list[Region], li
     places |= {terms.place_of(rule.object) for rule in lost_limits(old.rules, new.rules)}
     asking = terms.changed_demands(old.rules, new.rules)
     places |= {terms.place_of(rule.object) for rule in asking}
-    # Rules whose objects lie where nothing changed have the same effect in both policies.
+    # Rules whose objects are all on servers without a change have the same effect in both policies.
     near_old, near_new = (
         [rule for rule in side.rules if "" in places or (place := terms.place_of(rule.object)) in places or not place]
         for side in (old, new)
@@ -168,7 +168,7 @@ def _regions(old: ComparedPolicy, new: ComparedPolicy) -> tuple[list[Region], li
 
 
 def _other_model(old: PolicySource, new: PolicySource, kind: PermissionKind) -> str:
-    """Returns why a kind whose model is not the built-in one cannot be compared; "" if it is, or if nothing changed."""
+    """Returns why a kind without the built-in model cannot be compared; "" if it has that model or nothing changed."""
     if old.revision == new.revision:
         return ""
     if old.domains or new.domains:  # the engine then uses the caller's own domain, in every kind

@@ -6,8 +6,8 @@ An answer is: some allow and no deny. A caller therefore gains access, from `bef
     granted   a row of `after` allows it that no row of `before` did, and no row of `after` denies it
     lifted    a row of `before` denied it that `after` does not have, some row of `after` allows it, and none denies it
 
-Each is a box (or two) less other boxes: an `AccessChange`. Guards are assumed to hold only as far as the rows in
-question need (see terms.RowGuard): further conditions could only take away. Only rows that the two policies do not
+Each is one or two boxes less other boxes: an `AccessChange`. Guards are assumed to hold only as far as the rows in
+question need (see terms.RowGuard): further conditions could only reduce access. Only rows that the two policies do not
 share can begin a change, so equal rows cost one comparison.
 """
 
@@ -21,15 +21,15 @@ from sidecar.policy_tools.diff.terms import RowGuard, RowMeaning, RowTerm, Side,
 from sidecar.vocabulary import RuleRef
 
 MAX_LIFTED = 8  # with more allow rows under a removed deny, they are one region
-MAX_COMPARED = 10_000_000  # pairs of rows, each way; some ten seconds
-MAX_TRIMMED = 2_000_000  # pairs of rows with wildcards outside of changes, each way; some five seconds
+MAX_COMPARED = 10_000_000  # pairs of rows, each way; about ten seconds
+MAX_TRIMMED = 2_000_000  # pairs of rows with wildcards outside of changes, each way; about five seconds
 
 
 @dataclass(frozen=True, slots=True)
 class AccessChange:
     """The points in `base`, in one of each group of `within`, and in none of `outside`, when `guard` holds.
 
-    `unless` are the guards of rows that would leave nothing of it if more than `guard` held."""
+    `unless` are the guards of rows that would remove everything if they held in addition to `guard`."""
 
     base: RowMeaning
     guard: RowGuard
@@ -73,7 +73,8 @@ def gained(before: Side, after: Side) -> Iterator[AccessChange]:
 
 
 def freed(before: Side, after: Side) -> Iterator[AccessChange]:
-    """Yields where a call that both policies allow needs an approval in `before`, and none as strict in `after`."""
+    """Yields the regions of calls that both policies allow, with an approval in `before` and no equally strict one in
+    `after`."""
     allows, demands = NearMiss(after.allows), NearMiss(after.demands)
     denied = NearMiss((*after.denies, *before.denies))
 
@@ -94,7 +95,7 @@ def _is_as_strict(one: RowMeaning, other: RowMeaning) -> bool:
 def _released(
     row: RowMeaning, allows: NearMiss, others: Sequence[Callable[[RowMeaning], Iterable[RowMeaning]]]
 ) -> Iterator[AccessChange]:
-    """Yields what is allowed where a restricting row is gone, and none of the other rows takes its place."""
+    """Yields what is allowed because a restricting row was removed and none of the other rows replaces it."""
     groups: dict[RowGuard, list[RowMeaning]] = {}
     for allow in allows(row):
         groups.setdefault(row.guard.and_(allow.guard), []).append(allow)
@@ -106,7 +107,7 @@ def _released(
 def _parted(
     rows: Iterable[RowMeaning], guard: RowGuard, base: RowMeaning
 ) -> tuple[tuple[RowMeaning, ...], tuple[RowGuard, ...]]:
-    """Returns the rows that hold with this guard, and the guards of other rows that would take the whole base away."""
+    """Returns the rows that hold with this guard, and the guards of other rows that would remove the whole base."""
     holding: list[RowMeaning] = []
     others: dict[RowGuard, None] = {}
     for row in rows:
@@ -127,7 +128,7 @@ def _lifted(rows: Sequence[RowMeaning], draft: AccessChange) -> Iterator[AccessC
 
 
 def inside(row: RowMeaning, draft: AccessChange) -> AccessChange:
-    """Returns a change restricted to one more box: a box itself where, in each dimension, one contains the other."""
+    """Returns a change restricted to one more box: a plain box if, in each dimension, one contains the other."""
     base = draft.base
     subject, obj = _smaller(base.subject, row.subject), _smaller(base.object, row.object)
     left = base._replace(subject=subject or base.subject, object=obj or base.object, actions=base.actions & row.actions)
@@ -147,12 +148,12 @@ class Effort:
 
 
 def trimmed(draft: AccessChange, effort: Effort) -> AccessChange | None:
-    """Returns a change without outside rows that others make pointless; None if nothing is left. Raises TooHard."""
+    """Returns a change without outside rows that others make redundant; None if nothing remains. Raises TooHard."""
     base = draft.base
     if any(row.covers(base) for row in draft.outside):
         return None
     wide: list[RowMeaning] = []
-    # By their single object: only a row with the same one can take away all that they do.
+    # By their single object: only a row with the same one can remove everything that they do.
     narrow: dict[RowTerm, list[RowMeaning]] = {}
     for row in sorted(
         dict.fromkeys(draft.outside), key=lambda row: (row.object.exact, row.subject.exact, -len(row.actions))
@@ -176,7 +177,7 @@ def _takes_all(one: RowMeaning, other: RowMeaning, base: RowMeaning) -> bool:
 
 
 # Every matching allow row's limit applies, so removing a row may leave each answer unchanged and still lift a limit. A
-# limit is kept if some row of the new policy matches at least the same calls, is as tight, and counts in the same way.
+# limit remains if some row of the new policy matches at least the same calls, is as tight, and counts in the same way.
 
 
 def lifted(before: Side, after: Side) -> Iterator[RuleRef]:

@@ -1,8 +1,8 @@
 """Compares the kinds that Casbin models of other forms decide, as written.
 
-Which answers change is not worked out: a matcher may be any expression, rows may be rules, and several rows together
-decide. Where anything differs that such a kind is decided by, every answer of it may differ. Only the direction is told
-where rows alone differ and no evaluation can fail: rows that allow add to what is allowed, rows that deny take from it.
+The changed answers are not computed: a matcher may be any expression, rows may be rules, and several rows together
+decide. If anything differs that affects the decisions of such a kind, all its answers may differ. The direction is
+reported only if nothing but rows differ and no evaluation can fail: allow rows widen access, deny rows narrow it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _ORDERED: Final = (Effect.PRIORITY, Effect.SUBJECT_PRIORITY)
 
 
 class CasbinRowChange(NamedTuple):
-    """A row, or a link of roles, that only one of the policies has. `kinds` are those that it is about; `effect` is ""
+    """A row, or a link of roles, that only one of the policies has. `kinds` are those that it affects; `effect` is ""
     for a link."""
 
     how: str
@@ -39,8 +39,8 @@ class CasbinRowChange(NamedTuple):
 
 
 class CasbinDifference(NamedTuple):
-    """What differs. `kinds` are those with any difference, each with how answers may change; `notes` say why they are
-    not compared."""
+    """The differences. `kinds` are those with any difference, each with the possible change of answers; `notes` give
+    the reasons why they are not compared."""
 
     rows: tuple[CasbinRowChange, ...]
     models: tuple[ModelChange, ...]
@@ -49,8 +49,8 @@ class CasbinDifference(NamedTuple):
 
 
 def casbin_difference(old: PolicySource, new: PolicySource, shown: Callable[[str, bool], str]) -> CasbinDifference:
-    """Returns what differs in the kinds that a Casbin model decides in either policy. `shown` gives the name of a file
-    for display, of the new policy or of the old one."""
+    """Returns the differences in the kinds that a Casbin model decides in either policy. `shown` gives the display name
+    of a file of the new or the old policy."""
     groups: dict[tuple[int, int], list[PermissionKind]] = {}
     for kind in PermissionKind:
         before, after = old.stock.get(kind), new.stock.get(kind)
@@ -79,8 +79,8 @@ def casbin_difference(old: PolicySource, new: PolicySource, shown: Callable[[str
 
 
 def _direction(table: StockTable | None, changes: Sequence[CasbinRowChange]) -> Change:
-    """Returns how answers may change by rows that were added or removed. A row matches whatever other rows there are,
-    but one whose evaluation fails denies what the rows after it allow."""
+    """Returns how answers may change through added or removed rows. A row matches independently of other rows, but a
+    row whose evaluation fails denies what the rows after it allow."""
     if table is None or any(change.effect == "" for change in changes):
         return "unknown"
     model = table.source.model
@@ -111,7 +111,7 @@ def _row_changes(
 
 
 def _texts(table: StockTable | None) -> dict[str, tuple[str, int, str]]:
-    """Returns the rows and links of a table, each with its place, as far as that is known, and a row's effect."""
+    """Returns the rows and links of a table, each with its place, if known, and a row's effect."""
     if table is None:
         return {}
     source, found = table.source, dict[str, tuple[str, int, str]]()
@@ -148,7 +148,7 @@ def _model(table: StockTable) -> dict[str, str]:
 
 
 def _settings(settings: CasbinSettings) -> dict[str, str]:
-    """Returns the settings that decide, by their path in `policy`."""
+    """Returns the settings that affect decisions, by their path in `policy`."""
     said: Mapping[str, Any] = settings.model_dump(include={"names", "roles", "request", "default"}, exclude_none=True)
     return dict(_flat(said, ()))
 

@@ -1,7 +1,7 @@
-"""Splits conditions into parts that must all hold, compares these, and finds the roles that they test.
+"""Splits conditions into parts that must all hold, compares the parts, and finds the roles that they test.
 
-`a && b` is true exactly if `a` and `b` are, and false as soon as one is false (cel-spec, logical operators), so a
-condition that gained a part is narrower on an allow row, whatever the parts test. A condition that cannot be split with
+`a && b` is true exactly if `a` and `b` are, and false as soon as one is false (cel-spec, logical operators), so an
+additional part narrows a condition of an allow row, whatever the parts test. A condition that cannot be split with
 certainty, by its text alone, is one part.
 
 Of two parts that test the same value, one may imply the other: `args.amount <= 50` implies `args.amount <= 100`, and
@@ -9,7 +9,7 @@ Of two parts that test the same value, one may imply the other: `args.amount <= 
 is also an error of the other, so that the implication holds for deny rows too.
 
 `has_role(principal, 'role:x')` tests one role by name. A condition that may read the roles of a principal in any other
-way, such as a computed role or a comparison of a whole principal, counts as testing every role.
+way, such as a computed role or a comparison of a whole principal, is treated as testing every role.
 """
 
 import re
@@ -54,7 +54,7 @@ def conjuncts(condition: str) -> frozenset[str]:
 
 @lru_cache(65536)
 def implies(one: str, other: str) -> bool:
-    """Whether the other part is true whenever this one is; False where that is not certain."""
+    """Whether the other part is true whenever this one is; False if that is not certain."""
     return one == other or _bounds(one, other) or _texts(one, other)
 
 
@@ -67,7 +67,7 @@ def _bounds(one: str, other: str) -> bool:
     number, bound = int(mine[3]), int(theirs[3])
     if theirs[2] == "==":
         return False
-    strict = theirs[2] in ("<", ">") and mine[2] not in ("<", ">")  # the bound itself is in this part only
+    strict = theirs[2] in ("<", ">") and mine[2] not in ("<", ">")  # the bound itself belongs to this part only
     less, more = (number, bound) if theirs[2][0] == "<" else (bound, number)
     return less < more or (less == more and not strict)
 
@@ -101,7 +101,7 @@ _PRINCIPALS = re.compile(r"\b(?:principal|origin|chain|roles|has_role)\b")
 def roles_asked(condition: str) -> frozenset[str] | None:
     """Returns the roles that a condition names; None if it may test any role."""
     named = frozenset(one or other for one, other in HAS_ROLE.findall(condition))
-    if "\\" in condition:  # escapes can spell any word
+    if "\\" in condition:  # escapes can spell any name
         return None if _PRINCIPALS.search(condition) else named
     rest = HAS_ROLE.sub(" true ", condition)
     if _ROLES.search(rest):

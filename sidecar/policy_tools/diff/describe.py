@@ -29,7 +29,7 @@ def described(region: Region) -> str:
     """Returns one line: `role:engineers × tool:github/get_* × use`."""
     sides = ((region.subjects, region.not_subjects), (region.objects, region.not_objects))
     names = [_listed(terms) + (f" except {_listed(less)}" if less else "") for terms, less in sides]
-    # As written in one of the region's rules, if that is shorter: `tasks/*`.
+    # The spelling of one of the region's rules, if that is shorter: `tasks/*`.
     written = ["|".join(rule.actions) for rule in region.causes if actions_of(rule.actions) == region.actions]
     return f" {_TIMES} ".join([*names, min([actions_text(region.actions), *written], key=len)])
 
@@ -43,7 +43,7 @@ def exceptions_text(region: Region, most: int) -> list[str]:
 
 
 def guard_text(region: Region) -> str:
-    """Returns what must hold for the change to be visible, and what must not; "" for nothing."""
+    """Returns the conditions that must hold for the change to be visible, and those that must not; "" for none."""
     lost = region.lost_guard
     if lost is not None:
         shared = region.guard.whens & lost.whens

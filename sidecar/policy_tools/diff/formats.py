@@ -27,7 +27,7 @@ def summary_line(found: Difference) -> str:
 
 
 def _also(found: Difference) -> list[str]:
-    """Returns the other differences in one line; nothing if there are none."""
+    """Returns the other differences in one line; "" if there are none."""
     told = ", ".join(f"{_SHORT.get(title, title)}: {len(entries)}" for title, entries in sections(found))
     return [f"Also different. {told}"] if told else []
 

@@ -1,6 +1,6 @@
 """Computes for which (subject, object, action) the answer changes, each region with a short description and a witness.
 
-A change is unknown where conditions or the time determine whether access is gained or lost.
+A change is unknown if conditions or the time determine whether access is gained or lost.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -25,22 +25,22 @@ from sidecar.policy_tools.glob_algebra import TooManyStates
 from sidecar.vocabulary import ApprovalTerms, PermissionKind, RuleRef
 
 Change = Literal["wider", "narrower", "unknown"]
-MAX_DRAFTS = 5_000  # rows that only one of the policies has; with more, the comparison is given up
+MAX_DRAFTS = 5_000  # rows that only one of the policies has; with more, the comparison stops
 MAX_WAYS = 2_000  # combinations of rows that a region lies within, tried for a witness
 MAX_LISTED = 1000  # names of a difference between two roles or sets that are listed one by one
 
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """Where an answer changes: one of `subjects` and none of `not_subjects`, likewise the object, one of `actions`; in
-    one of each group of `within`; in none of `exceptions`.
+    """A set of questions whose answer changes: one of `subjects` and none of `not_subjects`, likewise the object, one
+    of `actions`; in one of each group of `within`; in none of `exceptions`.
 
-    A region that is not `unknown` excludes points that are in one that is. `guard` is what must hold, and `unless` what
-    must not, for the change to be visible, and `witness` a point where it is; None if it is `undecided`: given up at a
-    bound, which is reported. An unknown change is gained under `guard` and lost under `lost_guard`.
+    A region that is not `unknown` excludes points that are in an unknown one. The change is visible if `guard` holds
+    and `unless` does not. `witness` is a point where it is visible; None if the region is `undecided`, because the
+    search stopped at a bound, which is reported. An unknown change is gained under `guard` and lost under `lost_guard`.
 
-    With `approval` the answer is `allow` in both policies, and these are the terms of an approval that only one of them
-    demands: `wider` is without it. `waits`: the access of the witness, where it is wider, needs an approval too."""
+    With `approval`, the answer is `allow` in both policies, and only one of them demands an approval with these terms;
+    the policy without it is `wider`. `waits`: the wider access of the witness needs an approval too."""
 
     kind: PermissionKind
     change: Change
@@ -135,7 +135,8 @@ class RegionShaper:
         return None
 
     def without(self, one: Shaped, others: Sequence[AccessChange]) -> list[Shaped]:
-        """Returns what these leave of a region: nothing, the rest if it is of one simple form, or all of it."""
+        """Returns the part of a region outside of these: nothing, the remainder if it has a simple form, or the whole
+        region."""
         if any(self._is_inside(one.draft, other) for other in others):
             return []
         other = others[0] if len(others) == 1 else None
@@ -146,7 +147,7 @@ class RegionShaper:
         return [Shaped(part, region) for part, region in shaped if region is not None]
 
     def _is_inside(self, one: AccessChange, other: AccessChange) -> bool:
-        """Whether every point of one change is in the other; False also where that is too hard to decide."""
+        """Whether every point of one change is in the other; False also if that is too hard to decide."""
         ways_out: list[tuple[tuple[RowMeaning, ...], tuple[RowMeaning, ...]]] = [((), (other.base,))]
         ways_out += [((), group) for group in other.within]
         ways_out += [((row,), ()) for row in other.outside]
@@ -167,7 +168,7 @@ class _Left:
 
 
 def _less(draft: AccessChange) -> _Left:
-    """Returns the base of a change less its outside rows, dimension by dimension as far as that is possible."""
+    """Returns the base of a change less its outside rows, as far as possible in each dimension."""
     left = _Left(draft.base.subject, draft.base.object, draft.base.actions)
     outside = list(dict.fromkeys(draft.outside))
     for row in outside:
@@ -198,7 +199,7 @@ def _meeting(left: _Left, rows: Iterable[RowMeaning]) -> list[RowMeaning]:
 
 
 def _minus(term: RowTerm, other: RowTerm) -> RowTerm:
-    """Returns the difference of listed names. Those that only a token's roles match may still be in both."""
+    """Returns the difference of listed names. Names that match only through a token's roles may still be in both."""
     if term.pattern is not None:
         return term
     names = frozenset(name for name in term.names if not other.meets(name))
@@ -207,7 +208,7 @@ def _minus(term: RowTerm, other: RowTerm) -> RowTerm:
 
 
 def _by_token(term: RowTerm, base: RowTerm) -> RowTerm:
-    """Restricts a role to these names: where none of them has it by row, only a token can grant it."""
+    """Restricts a role to these names. A role that none of them has by row can only be granted by a token."""
     named = base.names if base.pattern is None else {base.pattern} if base.exact else None
     if term.pattern is not None or not term.tokens or named is None or base.tokens or not term.names.isdisjoint(named):
         return term
@@ -225,7 +226,7 @@ def _spelled(term: RowTerm) -> tuple[RowTerm, ...]:
 
 
 def _widest(terms: Collection[RowTerm]) -> list[RowTerm]:
-    """Removes terms that another one covers. Names, of which there may be thousands, cover no pattern."""
+    """Removes terms that another one covers. Names, which can be thousands, cover no pattern."""
     names = [term for term in terms if term.exact]
     left: list[RowTerm] = []
     for term in terms:
@@ -259,7 +260,7 @@ def changed_regions(search: Search, kind: PermissionKind, old: Side, new: Side) 
 
 
 def _of_approvals(shape: RegionShaper, change: Change, before: Side, after: Side) -> Iterator[Region]:
-    """Yields where an approval that `before` demands is not demanded in `after`, apart for each of the terms."""
+    """Yields the regions of approvals that `before` demands and `after` does not, separately for each of the terms."""
     drafts: dict[ApprovalTerms | None, list[AccessChange]] = {}
     for draft in freed(before, after):
         drafts.setdefault(draft.base.rule.approval, []).append(draft)
@@ -269,7 +270,7 @@ def _of_approvals(shape: RegionShaper, change: Change, before: Side, after: Side
 
 
 def _waiting(region: Region, demands: Iterable[RowMeaning]) -> Region:
-    """Returns the region with what its witness needs by these rows."""
+    """Returns the region with the approval that its witness needs by these rows."""
     point, guard = region.witness, region.guard
     if point is None or region.change == "unknown":
         return region
@@ -297,7 +298,8 @@ def _shaped(shape: RegionShaper, change: Change, drafts: Iterable[AccessChange])
 
 
 def _with_unknown(shape: RegionShaper, wider: list[Shaped], narrower: list[Shaped]) -> list[Region]:
-    """Marks as unknown what is both gained and lost under different guards, and removes it from the other regions."""
+    """Marks as unknown any access that is both gained and lost under different guards, and removes it from the other
+    regions."""
     if len(wider) * len(narrower) > MAX_COMPARED:
         raise TooHard
     unknown: list[Shaped] = []
@@ -305,7 +307,7 @@ def _with_unknown(shape: RegionShaper, wider: list[Shaped], narrower: list[Shape
     for gain in wider:
         for loss in narrower:
             if gain.draft.guard == loss.draft.guard or not gain.draft.base.may_meet(loss.draft.base):
-                continue  # under one guard an answer changes one way
+                continue  # under one guard an answer changes in one direction
             overlap = _overlap(gain.draft, loss.draft)
             both = shape(overlap, "unknown")
             if both is not None:
@@ -349,7 +351,7 @@ def _tells(one: Shaped, other: Shaped) -> bool:
 def with_something_in_them(
     regions: Iterable[Region], subjects: Iterable[str], objects: Iterable[str]
 ) -> tuple[Region, ...]:
-    """Returns the regions that contain a point of these names, and those that were not worked out."""
+    """Returns the regions that contain a point of these names, and those that were not computed."""
     callers, things = sorted(set(subjects)), sorted(set(objects))
     return tuple(region for region in regions if region.undecided or _holds(region, callers, things))
 
@@ -358,7 +360,7 @@ def _holds(region: Region, subjects: Sequence[str], objects: Sequence[str]) -> b
     possible = [name for name in subjects if name.startswith(grammar.SUBJECTS[region.kind])]
     callers = [name for name in possible if any(term.meets(name) for term in region.subjects)]
     things = [name for name in objects if any(term.meets(name) for term in region.objects)]
-    parted = region.within or region.exceptions  # else it is the same with each of its actions
+    parted = region.within or region.exceptions  # otherwise it is the same with each of its actions
     actions = sorted(region.actions)[: None if parted else 1]
     points = product(callers, things, actions)
     return any(region.contains(Point(caller, frozenset(), thing, action)) for caller, thing, action in points)

@@ -24,7 +24,7 @@ _FIELDS = (
 
 
 class Edit(NamedTuple):
-    """One changed value of a named item; `old` or `new` is None where there was or is none."""
+    """One changed value of a named item; `old` or `new` is None if there was or is no value."""
 
     what: str
     field: str
@@ -34,7 +34,7 @@ class Edit(NamedTuple):
 
 
 class RuleChange(NamedTuple):
-    """One rule of both policies whose content changed. `rules` are its rows in the new one."""
+    """One rule of both policies whose content changed. `rules` are its rows in the new policy."""
 
     rules: tuple[RuleRef, ...]
     edits: tuple[Edit, ...]
@@ -83,7 +83,7 @@ def _by_id(rules: Iterable[RuleRef]) -> dict[str, list[RuleRef]]:
 
 
 def _edits(name: str, before: list[RuleRef], after: list[RuleRef]) -> Iterator[Edit]:
-    """Yields the changed fields of a rule. A field of a rule of several rows has the values of all of them."""
+    """Yields the changed fields of a rule. If a rule has several rows, a field has the values of all of them."""
     if len(before) == len(after) == 1 and _said(before[0]) == _said(after[0]):
         return
     told = False
@@ -118,7 +118,8 @@ def _shown(field: str, values: list[Any]) -> Any:
 def _direction(
     field: str, before: list[RuleRef], after: list[RuleRef], old: list[Any], new: list[Any]
 ) -> Change | None:
-    """Returns whether this change alone grants more or less; None for what regions report, or does not decide."""
+    """Returns whether this change alone grants more or less; None for a change that regions report or that does not
+    decide."""
     if field in INFORMATION or field in ("kind", "subject", "object", "actions", "effect"):
         return None
     if len(old) != 1 or len(new) != 1 or before[0].effect != after[0].effect:
@@ -164,7 +165,7 @@ def budget_changes(old: Budgets, new: Budgets) -> tuple[Edit, ...]:
 
 
 def _cost_changes(old: Budgets, new: Budgets) -> Iterator[Edit]:
-    """Yields changed costs of calls, by objects and unit: at a lower cost, the same budget is enough for more calls."""
+    """Yields changed costs of calls, by objects and unit. At a lower cost, the same budget allows more calls."""
     before, after = _costs(old), _costs(new)
     for key in sorted(before.keys() | after.keys()):
         was, now = before.get(key, _FREE), after.get(key, _FREE)
@@ -201,7 +202,7 @@ def _costs(budgets: Budgets) -> dict[tuple[str, str], _Cost]:
 
 
 def moved_budgets(old: Budgets, new: Budgets, before: RoleLinks, after: RoleLinks) -> Iterator[Edit]:
-    """Yields the entries for roles whose members changed: who left a role no longer has its limits."""
+    """Yields the entries for roles whose members changed: a principal that left a role no longer has its limits."""
     was, now = before.contents(), after.contents()
     named = {(entry.source, entry.pattern) for one in (old, new) for entry in (*one.principals, *one.spending)}
     for source, role in sorted(named, key=lambda pair: (pair[0] == "budgets", pair[1])):
@@ -213,7 +214,7 @@ def moved_budgets(old: Budgets, new: Budgets, before: RoleLinks, after: RoleLink
 def moved_approvers(
     old: Iterable[RuleRef], new: Iterable[RuleRef], before: PolicySource, after: PolicySource
 ) -> Iterator[Edit]:
-    """Yields the roles that approvals are demanded of whose users, or whose roles of tokens, changed."""
+    """Yields the approver roles whose users, or whose roles of tokens, changed."""
     demanded = [{rule.approval.role for rule in rules if rule.approval is not None} for rules in (old, new)]
     for role in sorted(demanded[0] & demanded[1]):
         was, now = (_approvers(role, source) for source in (before, after))
@@ -269,7 +270,7 @@ def link_changes(old: RoleLinks, new: RoleLinks) -> tuple[LinkChange, ...]:
 
 
 def role_changes(old: PolicySource, new: PolicySource) -> tuple[LinkChange, ...]:
-    """Returns the changes of `g` rows. If a model has domains, a role is separate in each of them."""
+    """Returns the changes of `g` rows. If a model has domains, a role of each domain is separate."""
     if not (old.domains or new.domains):
         return link_changes(old.roles, new.roles)
     return tuple(
@@ -301,7 +302,7 @@ _MODEL_FIELDS: Mapping[str, Callable[[Any], str]] = {
 
 
 def is_shipped(source: PolicySource, kind: PermissionKind) -> bool:
-    """Whether the model decides as the built-in one does: the order of the parts of its matcher is free."""
+    """Whether the model decides like the built-in one. The order of the parts of its matcher does not matter."""
     model = source.models.get(kind)
     if model is None or kind is PermissionKind.GUARDRAIL:
         return True  # without a model there are no rows; guardrails have the built-in model

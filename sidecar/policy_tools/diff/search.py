@@ -22,7 +22,7 @@ MAX_TRIES = 20_000  # subjects tried for one question
 
 
 class TooHard(Exception):
-    """The search was given up at a bound. The caller must report it."""
+    """The search stopped at a bound. The caller must report it."""
 
 
 class Point(NamedTuple):

@@ -1,6 +1,6 @@
 """Normalizes rows so that two policies can be compared.
 
-A role is the names that have it by `g` rows and the roles that a token may grant to the same effect; `role:x` of two
+A role is the set of names that have it by `g` rows and the roles through which a token may grant it; `role:x` of two
 policies is therefore one term exactly if its members are the same. Conditions with different texts are treated as
 independent.
 """
@@ -21,7 +21,7 @@ from sidecar.vocabulary import ANONYMOUS, BEGUN, DELEGATE, ApprovalTerms, Permis
 
 @dataclass(frozen=True, slots=True)
 class RowTerm:
-    """Names that match `pattern`; without one, `names`, and callers that have one of `tokens` (roles) from their token.
+    """Names that match `pattern`; without one, `names`, and callers whose token grants one of the roles in `tokens`.
 
     `anonymous`: whether a wildcard matches anonymous callers too, as it does on deny rows. `label` is for display."""
 
@@ -47,7 +47,7 @@ class RowTerm:
         return glob(name, self.pattern)
 
     def covers(self, other: Self) -> bool:
-        """Whether it matches all callers that the other one matches, as far as a quick check can tell."""
+        """Whether it matches all callers that the other one matches, as far as a quick check shows."""
         if self is other:
             return True
         if self.pattern is None:
@@ -74,9 +74,9 @@ EVERYTHING = RowTerm(WILDCARD, WILDCARD)
 
 
 class RowGuard(NamedTuple):
-    """What must hold: these parts of conditions, and a time before the expiry (None: no expiry).
+    """The requirements: these parts of conditions, and a time before the expiry (None: no expiry).
 
-    It stands for the minimum: no other condition is true, and the time is as late as possible."""
+    It is the minimum: no other condition is true, and the time is as late as possible."""
 
     whens: frozenset[str] = frozenset()
     before: float | None = None
@@ -90,7 +90,7 @@ class RowGuard(NamedTuple):
         return lasts and not self.missing(other.whens)
 
     def missing(self, whens: frozenset[str]) -> frozenset[str]:
-        """Returns the parts that do not follow from what must hold here."""
+        """Returns the parts that do not follow from the requirements."""
         rest = whens - self.whens
         if not rest or not self.whens:
             return rest
@@ -103,7 +103,7 @@ _Holders = tuple[frozenset[str], frozenset[str]]  # of a role: names that have i
 
 
 class RowMeaning(NamedTuple):
-    """A rule that decides, as one side sees it."""
+    """A deciding rule, from the view of one side."""
 
     subject: RowTerm
     object: RowTerm
@@ -128,8 +128,8 @@ class RowMeaning(NamedTuple):
 
 
 class Side(NamedTuple):
-    """What decides in one policy about one kind, without duplicates; the allow rows with a limit, and those that demand
-    an approval, with the actions for which they do."""
+    """The deciding rows of one kind in one policy, without duplicates; the allow rows with a limit, and those that
+    demand an approval, with the actions that need it."""
 
     allows: list[RowMeaning]
     denies: list[RowMeaning]
@@ -140,8 +140,8 @@ class Side(NamedTuple):
 class Reader:
     """Converts rules to rows for both policies, with one `RowTerm` for equal terms of both.
 
-    A condition that tests a role whose members changed is not the same condition any more. Where a role only gained
-    members, its former members still have it, so `then` needs both; and the reverse where it only lost some."""
+    A condition that tests a role whose members changed is a different condition. If a role only gained members, its
+    former members still have it, so `then` needs both; and the reverse if it only lost some."""
 
     def __init__(self, old: PolicySource, new: PolicySource) -> None:
         self._others = moved(old, new)
@@ -230,12 +230,13 @@ def actions_of(patterns: tuple[str, ...]) -> frozenset[str]:
 
 
 def approvable_actions(rule: RuleRef) -> frozenset[str]:
-    """Returns the actions for which a rule demands an approval: those that begin something, and those that it names."""
+    """Returns the actions for which a rule demands an approval: those that begin work, and those that it names."""
     return actions_of(rule.actions) & {*BEGUN, DELEGATE, *named_actions(rule.actions)}
 
 
 def demands_as_much(one: ApprovalTerms | None, other: ApprovalTerms | None) -> bool:
-    """Whether one row's terms are at least as strict as another's, as far as can be told without the roles' members."""
+    """Whether one row's terms are at least as strict as another's, as far as can be determined without the roles'
+    members."""
     if one is None or other is None:
         return other is None
     lasting = (one.valid_s or 0) <= (other.valid_s or 0)
@@ -245,7 +246,7 @@ def demands_as_much(one: ApprovalTerms | None, other: ApprovalTerms | None) -> b
 def changed_meanings(
     old: Iterable[RuleRef], new: Iterable[RuleRef], old_source: PolicySource, new_source: PolicySource
 ) -> set[RuleRef]:
-    """Returns the deciding fields of rules of one policy only, and of rules on roles and sets whose members changed."""
+    """Returns the deciding fields of rules in one policy only, and of rules on roles and sets whose members changed."""
     before, after = (
         {RuleRef("", *rule[1:7], when=rule.when) for rule in rules if not rule.shadow} for rules in (old, new)
     )
@@ -273,7 +274,8 @@ def moved(old: PolicySource, new: PolicySource) -> frozenset[str]:
 
 
 def place_of(pattern: str) -> str:
-    """Returns `tool:github/` for objects there; an NHI's own name; "" for what may be anywhere, including sets."""
+    """Returns `tool:github/` for objects there; an NHI's own name; "" for objects that may be anywhere, including
+    sets."""
     head, slash, _ = pattern.partition("/")
     if WILDCARD in head or pattern.startswith("set:"):
         return ""

@@ -1,18 +1,17 @@
 """Exports models, rows and functions for plain pycasbin.
 
 The export is a folder for evaluation without a sidecar: for each kind a model and rows that Casbin's own file adapter
-reads, and `enforce.py`, which provides our five functions.
+reads, and `enforce.py`, which provides the sidecar's five functions.
 
 That adapter does not support quotes, and interprets brackets and commas (threats K7). Rows therefore contain no
 conditions, only `when:<digest>`, with the texts in conditions.json; the characters `% , ( ) [ ]` in a name are
 percent-encoded (`%2C`). `enforce.py` reverses both.
 
-Shadow rules change nothing, and are left out. Plain pycasbin cannot ask a person, so what a row allows only with an
-approval is denied, by a row of its own: without it, another row could allow the call. Its condition denies also where
-it fails.
+Shadow rules change nothing and are omitted. Plain pycasbin cannot ask a person, so a deny row of its own denies what a
+row allows only with an approval: without it, another row could allow the call. Its condition denies also if it fails.
 
 Casbin models of other forms, and their rows, are exported byte for byte; several files of rows become one. Names,
-attributes and what a Casbin program sets in code are in casbin.json, which `enforce.py` follows.
+attributes and the settings that a Casbin program makes in code are in casbin.json, which `enforce.py` reads.
 """
 
 from collections.abc import Mapping, Sequence
@@ -41,7 +40,7 @@ _ENCODED = str.maketrans({character: f"%{ord(character):02X}" for character in _
 
 
 class Exported(NamedTuple):
-    """The files by name, the number of exported rules, the shadow rules left out, and the rules whose calls are denied
+    """The files by name, the number of exported rules, the omitted shadow rules, and the rules whose calls are denied
     because they demand an approval."""
 
     files: Mapping[str, bytes]
@@ -61,7 +60,7 @@ def export(source: PolicySource, models: Path) -> Exported:
         if rule.shadow:
             shadows.append(rule.id)
             continue
-        if rule.approval is not None:  # the row that denies stands first, where order decides
+        if rule.approval is not None:  # the deny row comes first, in case the order decides
             denied.append(rule.id)
             waiting = tuple(sorted(approvable_actions(rule)))
             rows[rule.kind].append((rule, _row(rule._replace(actions=waiting, effect="deny"), source)))
@@ -107,7 +106,7 @@ def _row(rule: RuleRef, source: PolicySource) -> list[str]:
 
 
 def _stock_files(source: PolicySource) -> dict[tuple[str, str], list[PermissionKind]]:
-    """Returns the names of each model and its rows, of Casbin models of other forms, with the kinds that it decides."""
+    """Returns the names of the files of each other Casbin model and its rows, with the kinds that it decides."""
     groups: dict[tuple[str, ...], list[PermissionKind]] = {}
     for kind, table in source.stock.items():
         groups.setdefault((table.source.file, *table.source.names), []).append(kind)
@@ -117,13 +116,13 @@ def _stock_files(source: PolicySource) -> dict[tuple[str, str], list[PermissionK
 
 
 def _fields(model: StockModel, source: PolicySource) -> dict[str, str]:
-    """Returns for each field of a request which text it is, or else its path."""
+    """Returns, for each field of a request, which text it is, or otherwise its path."""
     texts = text_fields(model.request)
     return {name: texts.get(name) or path_of(name, source.casbin) or "" for name in model.request}
 
 
 def _joined(rows: Sequence[bytes]) -> bytes:
-    """Returns a single file as it is; of several, each ends its last line."""
+    """Returns a single file unchanged. Of several files, each ends with a line break."""
     if len(rows) == 1:
         return rows[0]
     return b"".join(raw + b"\n" * (raw[-1:] not in (b"", b"\n")) for raw in rows)
@@ -141,7 +140,7 @@ def _asked(source: PolicySource) -> dict[str, object]:
 
 def _check(source: PolicySource, models: Path) -> None:
     """Refuses models with domains, whose roles differ from caller to caller also in guardrails, columns that plain
-    pycasbin does not obey, and approvals where no row denies."""
+    pycasbin ignores, and approvals in models in which no row denies."""
     faults = Faults()
     for kind, model in source.models.items():
         if DOMAIN in (*model.request, *model.columns):

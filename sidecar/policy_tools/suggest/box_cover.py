@@ -1,12 +1,12 @@
 """Covers cells with the fewest boxes.
 
 The problem is NP-hard (minimum biclique cover, with a third side). The algorithm collects maximal boxes, all of them if
-there are few (`pool`); repeatedly takes the one that covers the most of what is left (`greedy`); drops redundant boxes;
-merges two boxes where one can cover what only they cover; and removes some boxes and covers their cells again, keeping
-improvements. If all boxes are known and few, an exact search follows: it branches on the cell with the fewest boxes
-left, and prunes a branch as soon as cells that no two boxes share show that it cannot win.
+there are few (`pool`); repeatedly takes the one that covers the most remaining cells (`greedy`); drops redundant boxes;
+merges two boxes if one box can cover what only they cover; and removes some boxes and covers their cells again, keeping
+improvements. If all boxes are known and few, an exact search follows: it branches on the cell with the fewest remaining
+boxes, and prunes a branch as soon as cells that no two boxes share prove that it cannot improve the result.
 
-All bounds are on counted work, not on time: the same log gives the same rules.
+All bounds count work, not time, so the same log gives the same rules.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ MAX_BOXES, MAX_CELLS, MAX_STEPS = 1500, 400, 4_000  # of the exact search; an un
 
 
 class Cover(NamedTuple):
-    """Boxes, and whether it is proved that there is no cover with fewer."""
+    """Boxes, and whether it is proved that no cover has fewer."""
 
     boxes: tuple[Box, ...]
     fewest: bool
 
 
 def cover(grid: Grid, wide: Sequence[Box] = ()) -> Cover:
-    """Returns the fewest boxes found. `wide` ones, which hold unused cells, are used where they reduce the number."""
+    """Returns the fewest boxes found. `wide` boxes, which include unused cells, are used if they reduce the number."""
     known = pool(grid)
     state = _State(grid)
     best = _found(state, known, ())
@@ -49,7 +49,7 @@ def cover(grid: Grid, wide: Sequence[Box] = ()) -> Cover:
 
 
 def _found(state: _State, known: BoxPool, wide: Sequence[Box]) -> list[Box]:
-    """Finds a cover. Of equal gain, a box without unused cells is preferred."""
+    """Finds a cover. Among boxes of equal gain, one without unused cells is preferred."""
     candidates = [*known.boxes, *wide]
     starts = [
         _irredundant(state, _greedy(state, boxes, state.uncovered(())))
@@ -170,7 +170,7 @@ def _joined(
     state: _State, kept: list[Box], own: list[Box], reach: list[int], first: int, wide: frozenset[Box]
 ) -> list[Box] | None:
     """Returns the boxes with this one merged into a later one; None if it cannot be merged. `reach` are the objects
-    that all of a box's own subjects used in its own ways: a common box holds those of both."""
+    that all of a box's own subjects used with its own actions; a common box has the intersection of both."""
     if kept[first] in wide:
         return None
     mine, far = own[first].objects, reach[first]
@@ -218,7 +218,7 @@ class _Search:
         return cls(masks, over, near, limit)
 
     def run(self, left: int, chosen: tuple[int, ...]) -> None:
-        """Covers what is left with fewer than `limit` boxes in all."""
+        """Covers the remaining cells with fewer than `limit` boxes in total."""
         self.steps += 1
         if not left:
             self.best, self.limit = chosen, len(chosen)

@@ -1,7 +1,8 @@
 """Reads recorded use from the audit log: the distinct (kind, subject, object, action), with counts and times.
 
-A call counts as it passed: each principal of its chain lent the next one its authority (`delegate`), the last one did
-the action. Calls that a deny rule would have stopped never count, not even if shadow mode let them pass.
+A call is counted if it passed: each principal of its chain lent the next one its authority (`delegate`), and the last
+one performed the action. Calls that a deny rule would have stopped are never counted, not even if shadow mode allowed
+them.
 """
 
 import re
@@ -22,7 +23,7 @@ from sidecar.settings.uris import named_object
 from sidecar.vocabulary import ANONYMOUS, DELEGATE, PermissionKind
 
 KINDS = (PermissionKind.USER_TO_NHI, PermissionKind.NHI_TO_NHI, PermissionKind.AGENT_TO_TOOL)
-MAX_TRIPLES = 1_000_000  # some 700 bytes each
+MAX_TRIPLES = 1_000_000  # about 700 bytes each
 MAX_NAMES = 1_000_000  # subjects and objects; a caller can name any number of them in calls that are refused
 MAX_CITED = 3  # decisions cited for one rule
 MAX_RESTED_ON = 16  # rules of one triple
@@ -44,8 +45,8 @@ class Triple(NamedTuple):
 
 @dataclass(slots=True)
 class Trace:
-    """What the records contain about one triple. Times are RFC 3339 in UTC, so that text order is time order.
-    `approved` is true if one of the calls needed a person's approval."""
+    """The records of one triple. Times are RFC 3339 in UTC, so that text order is time order. `approved` is true if one
+    of the calls needed a person's approval."""
 
     uses: int = 0
     first: str = ""
@@ -69,7 +70,7 @@ class Trace:
 
 
 class SuggestQuery(NamedTuple):
-    """Which records count: from `since` on and before `until`, as in records; `denied`: those without a rule, too."""
+    """Which records count: from `since` on and before `until`, as in records; `denied`: also those without a rule."""
 
     since: str = ""
     until: str = ""
@@ -78,7 +79,7 @@ class SuggestQuery(NamedTuple):
 
 @dataclass(slots=True)
 class UsageEvidence:
-    """What was read so far. `sessions` counts (subject, server) pairs that only need a grant; `left_out` counts the
+    """The evidence read so far. `sessions` counts (subject, server) pairs that only need a grant; `left_out` counts the
     reasons why a record could not be used, with the first example; `would_deny` counts shadow rules that matched."""
 
     traces: dict[Triple, Trace] = field(default_factory=dict)
@@ -121,7 +122,7 @@ class UsageEvidence:
             return
         assert isinstance(chain, list)
         obj = named_object(obj)
-        # A name that a policy cannot contain cannot be granted by one, and is not counted as known.
+        # A policy cannot grant a name that it cannot contain, so the name is not counted as known.
         new = [name for name in chain if name not in self.subjects and not _unsound("subject", name)]
         self.subjects.update(map(intern, new))
         if obj not in self.objects and not _unsound("object", obj):
@@ -186,7 +187,7 @@ def _verdict(record: Mapping[str, Any], wanted: SuggestQuery) -> str:
     if not isinstance(links, list) or not all(map(_is_link, links)):
         return "no-question"
     passed = record["event"] == "decision" and (record.get("reason") is None or record.get("enforcement") == "shadow")
-    # A denied link rests only on the deny rules that matched.
+    # Only the deny rules that matched decide a denied link.
     if any(link["decision"] != "allow" and link["rules"] for link in links):
         return "denied-by-rule"
     if passed:

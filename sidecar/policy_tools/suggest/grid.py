@@ -1,12 +1,12 @@
-"""Arranges recorded use in a grid, and finds the boxes in it that cannot grow.
+"""Arranges recorded use in a grid, and finds its maximal boxes.
 
 A rule allows a box: some subjects × some objects × some actions. The fewest rules are the fewest boxes that cover all
 cells and nothing else. Subjects (objects, actions) with equal cells always go together, so each such group is one index
 here; sets of indexes are bit masks, so that a whole row is compared in one step.
 
-For one list of actions, subjects and objects form a table, and the boxes that cannot grow are its formal concepts: the
-intersections of rows. All of them are found if there are few; else each row, each column, and each row intersected with
-the rows most similar to it.
+For one list of actions, subjects and objects form a table, and the maximal boxes are its formal concepts: the
+intersections of rows. All of them are found if there are few; otherwise each row, each column, and each row intersected
+with the rows most similar to it.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ def bits(mask: int) -> Iterator[int]:
 
 @dataclass(slots=True)
 class Grid:
-    """The cells of one permission kind. `subjects[i]` are the names of index i; likewise objects and actions.
+    """The cells of one permission kind. `subjects[i]` are the names of index i; likewise for objects and actions.
 
-    `rows[a][s]` is the mask of objects, `columns[a][o]` the mask of subjects that go with the other two."""
+    `rows[a][s]` is the mask of objects, `columns[a][o]` the mask of subjects that belong to the other two."""
 
     subjects: list[Group]
     objects: list[Group]
@@ -96,7 +96,7 @@ class Grid:
         return sum(1 << a for a, row in enumerate(self.rows) if all(not objects & ~row[s] for s in bits(subjects)))
 
     def grown(self, box: Box, order: str = "soa") -> Box:
-        """Returns a box around this one that cannot grow any more: each side in turn is extended as far as possible."""
+        """Returns a maximal box around this one: each side in turn is extended as far as possible."""
         subjects, objects, actions = box
         for side in order:
             if side == "s":
@@ -133,7 +133,7 @@ def _alike(cells: Sequence[tuple[str, ...]], axis: int) -> list[Group]:
 
 
 def components(triples: Iterable[Triple], apart: Callable[[str], bool]) -> list[list[Triple]]:
-    """Splits triples into groups that no rule can have in common; a subject that is `apart` can be in no role."""
+    """Splits triples into groups that cannot have a rule in common. A subject that is `apart` can be in no role."""
     leader: dict[tuple[int, str], tuple[int, str]] = {}
 
     def find(name: tuple[int, str]) -> tuple[int, str]:
@@ -158,8 +158,8 @@ def components(triples: Iterable[Triple], apart: Callable[[str], bool]) -> list[
 
 
 class BoxPool(NamedTuple):
-    """Boxes that together cover every cell; `complete` if there is no other box that cannot grow. `by_subject` and
-    `by_object` each cover every cell too, with everything that one subject or object has in common in one box."""
+    """Boxes that together cover every cell; `complete` if there are no other maximal boxes. `by_subject` and
+    `by_object` each also cover every cell, with everything that one subject or object has in common in one box."""
 
     boxes: list[Box]
     complete: bool
@@ -184,8 +184,8 @@ def pool(grid: Grid) -> BoxPool:
 
 
 def _action_lists(grid: Grid) -> tuple[list[int], bool]:
-    """Returns the lists of actions that a box may need: those used together, their intersections, and each by
-    itself."""
+    """Returns the lists of actions that a box may need: those used together, their intersections, and each one
+    alone."""
     every = [1 << a for a in range(len(grid.actions))]
     if len(every) == 1:
         return every, True

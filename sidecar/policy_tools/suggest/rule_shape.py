@@ -1,8 +1,8 @@
 """Writes a box as one short rule.
 
-A box of a cover is often larger than necessary, since others cover parts of it. Between what the rule must hold and
-what it may hold, the cheapest form is chosen: one exact name, an existing role or set, a pattern that matches nothing
-else that is known, and only then a new role or set.
+A box of a cover is often larger than necessary, because other boxes cover parts of it. Between what the rule must allow
+and what it may allow, the cheapest form is chosen: one exact name, an existing role or set, a pattern that matches no
+other known name, and only then a new role or set.
 """
 
 from __future__ import annotations
@@ -31,9 +31,8 @@ Names = frozenset[str]
 @dataclass(frozen=True, slots=True)
 class RuleDraft:
     """One rule to be written. `object` is an exact name or a pattern, or "" for a set of `objects`; `objects` are the
-    known ones that it matches. `widened` are those of them that were not used with all these actions by all these
-    subjects. `whole` is the first draft of a rule of which this one is a further part, since a limit counts a whole
-    rule."""
+    known ones that it matches. `widened` are objects that were not used with all these actions by all these subjects.
+    `whole` is the first draft of a rule of which this one is a further part, because a limit counts a whole rule."""
 
     kind: PermissionKind
     subjects: Names
@@ -47,8 +46,8 @@ class RuleDraft:
 
 @dataclass(slots=True)
 class RuleShaper:
-    """Writes boxes as rules. `roles` and `sets` are the members of those of the present policy; naming one costs
-    nothing. Nor does a group that an earlier rule added (`more_roles`, `more_sets`)."""
+    """Writes boxes as rules. `roles` and `sets` are the roles and sets of the present policy with their members; naming
+    one costs nothing, and neither does naming a group that an earlier rule added (`more_roles`, `more_sets`)."""
 
     known: Known
     roles: frozenset[Names]
@@ -58,7 +57,7 @@ class RuleShaper:
     more_sets: set[Names] = field(default_factory=set)
 
     def rules(self, kind: PermissionKind, grid: Grid, backed: Backed) -> tuple[list[RuleDraft], bool]:
-        """Returns few rules for a grid of uses with the same terms, and whether they are proved to be the fewest."""
+        """Returns few rules for a grid of uses with the same terms, and whether this is proved to be the minimum."""
         wide = self._wide_boxes(grid, backed) if self.widen else {}
         found = cover(grid, list(wide))
         boxes = list(found.boxes)
@@ -98,8 +97,8 @@ class RuleShaper:
         )
 
     def _object(self, kind: PermissionKind, must: Names, may: Names, held: Callable[[str], bool]) -> tuple[str, Names]:
-        """Returns an exact name, or a pattern that is `held`, with what it matches; else "" and the objects of a
-        set."""
+        """Returns an exact name, or a pattern that is `held`, with the objects that it matches; otherwise "" and the
+        objects of a set."""
         if len(must) == 1:
             return next(iter(must)), must
         there = _between(must, may, self.sets)
@@ -116,7 +115,8 @@ class RuleShaper:
         return "", objects
 
     def _wide_boxes(self, grid: Grid, backed: Backed) -> dict[Box, str]:
-        """Returns boxes of patterns that match up to `widen` unused known objects, for all subjects that can share."""
+        """Returns boxes of patterns that match up to `widen` unused known objects, for all subjects that can share
+        them."""
         found: dict[Box, str] = {}
         single = [1 << a for a in range(len(grid.actions))]
         lists = list(dict.fromkeys([sum(single), *single]))
@@ -143,7 +143,7 @@ class RuleShaper:
 
 
 class _RuleRows:
-    """Which boxes cover which row of a grid; after a box shrinks, others know which cells only they cover."""
+    """Which boxes cover which row of a grid. After a box shrinks, the others know which cells only they cover."""
 
     def __init__(self, grid: Grid, boxes: Sequence[Box]) -> None:
         self._grid, self._boxes = grid, list(boxes)
@@ -175,7 +175,7 @@ class _RuleRows:
 
 def pattern_of(names: Collection[str], kind: PermissionKind, listed: Collection[str]) -> str:
     """Returns the narrowest pattern with one wildcard, cut between words, that matches all these names; "" if there is
-    no useful one. It stays on one server, and matches all of a server only if a catalogue lists that server."""
+    no useful one. It matches one server only, and the whole of a server only if a catalogue lists that server."""
     head, tail = common_head(names), common_head([name[::-1] for name in names])[::-1]
     head = head[: max(head.rfind(mark) for mark in _BOUNDARIES) + 1]
     cuts = [tail.find(mark) for mark in _BOUNDARIES if mark in tail]
@@ -218,7 +218,7 @@ def _mask(groups: Sequence[Group], places: Mapping[str, int], names: Names, *, w
 
 
 def _prefixes(grid: Grid, listed: Collection[str]) -> list[str]:
-    """Returns every beginning of an object's name, up to the end of a word, as a pattern; the shortest first."""
+    """Returns every beginning of an object's name, up to the end of a part, as a pattern; shortest first."""
     found: dict[str, None] = {}
     for name in sorted(name for group in grid.objects for name in group):
         found.update((name[: at + 1] + "*", None) for at, mark in enumerate(name) if mark in _BOUNDARIES)

@@ -1,6 +1,6 @@
 """Builds suggestions, cites their records, and names their roles, sets and rules by what the members have in common.
 
-No name of the present policy is used, and no role's name has a slash: tokens grant such roles (CONTRACT 1.1).
+It uses no name of the present policy, and no slash in a role's name, because tokens grant such roles (CONTRACT 1.1).
 """
 
 import re
@@ -28,8 +28,8 @@ _WORD_ENDS = "_-./:"
 
 class Suggested(NamedTuple):
     """One rule with its evidence: `uses` of `triples` distinct triples, and up to three decisions. `rests_on` are the
-    rules that those decisions rested on. `widened` are known objects that it allows beyond what was used. A rule with a
-    limit may have several rows: `part` is true for those after the first, which have its id."""
+    rules that led to those decisions. `widened` are known objects that it allows in addition to the used ones. A rule
+    with a limit may have several rows: `part` is true for those after the first, which have its id."""
 
     id: str
     kind: PermissionKind
@@ -51,7 +51,7 @@ class Suggested(NamedTuple):
 
 class Suggestion(NamedTuple):
     """Rules, and the members of the roles and sets that they name; `reused` are those of the present policy, and
-    `carried` what is carried over from it unchanged. `fewest`: it is proved that fewer rules are not enough."""
+    `carried` its parts that are carried over unchanged. `fewest`: it is proved that fewer rules are not enough."""
 
     rules: tuple[Suggested, ...]
     roles: Mapping[str, tuple[str, ...]]
@@ -61,7 +61,7 @@ class Suggestion(NamedTuple):
     carried: Carried = NOTHING_CARRIED
 
     def bare(self) -> Self:
-        """Returns the same rules without their terms and what is carried over: their meaning for known names."""
+        """Returns the same rules without terms and without carried-over parts: their meaning for known names."""
         rules = tuple(rule._replace(terms=PLAIN) for rule in self.rules)
         return self._replace(rules=rules, carried=NOTHING_CARRIED)
 
@@ -103,7 +103,7 @@ def _order(draft: RuleDraft) -> tuple[int, list[str], list[str]]:
 
 
 def _parts(triples: list[Triple], widen: int) -> list[list[Triple]]:
-    """Splits the triples into parts to be covered separately: a wide pattern may span all, but `anonymous`."""
+    """Splits the triples into parts to be covered separately: a wide pattern may span all except `anonymous`."""
     if not widen:
         return components(triples, lambda subject: subject == ANONYMOUS)
     parts = [[t for t in sorted(triples) if (t.subject == ANONYMOUS) is alone] for alone in (False, True)]
@@ -185,7 +185,7 @@ def _cited(traces: Iterable[Trace]) -> tuple[str, ...]:
 
 
 def role_name(members: Names, taken: set[str]) -> str:
-    """Returns `role:payments-agents` for nhi:payments-ledger and nhi:payments-refunds; else `role:suggested-1`."""
+    """Returns `role:payments-agents` for nhi:payments-ledger and nhi:payments-refunds; otherwise `role:suggested-1`."""
     stem, what = _in_common([name.partition(":")[2] for name in members]), _what(members, _MEMBERS, "principals")
     return _free("role:", _joined(stem, what), taken)
 

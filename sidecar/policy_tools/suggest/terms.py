@@ -1,9 +1,9 @@
-"""Finds what the present policy contributes to a suggestion: roles and sets, deny rows, and the terms of its rows.
+"""Finds the parts of the present policy that a suggestion uses: roles and sets, deny rows, and the terms of its rows.
 
-Terms are a condition, a limit, an expiry and an approval. Each recorded use takes the present terms of the rows that it
-rested on; if none of these rows is left, those of every row that allows it today. A suggestion is therefore always
-inside a row of the present policy, with all its requirements. A row with a limit counts every call that it matches, and
-one with an approval demands it, also if another row allows the call without: such rows are always kept.
+Terms are a condition, a limit, an expiry and an approval. Each recorded use takes the present terms of the rows that
+decided it or, if none of these rows exists any more, those of every row that allows it today. A suggestion is therefore
+always inside a row of the present policy, with all its requirements. A row with a limit counts every call that it
+matches, and one with an approval demands it even if another row allows the call without: such rows are always included.
 """
 
 from collections import Counter
@@ -21,13 +21,14 @@ from sidecar.policy_tools.diff.terms import actions_of, approvable_actions, plac
 from sidecar.policy_tools.suggest.evidence import KINDS, Trace, Triple, UsageEvidence
 from sidecar.vocabulary import ANONYMOUS, DELEGATE, ApprovalTerms, PermissionKind, RuleRef
 
-GONE = "gone"  # the count of calls that no row allows any more
+GONE = "gone"  # the count of calls that no row allows now
 SPLIT_LIMIT = "one limit counts rows for several roles of tokens"
 APPROVED = "it needed a person's approval, and without the present policy it is not known whose"
 
 
 class Terms(NamedTuple):
-    """What a row requires beside subject, object and action. `of` is the rule whose calls a limit counts together."""
+    """A row's requirements in addition to subject, object and action. `of` is the rule whose calls a limit counts
+    together."""
 
     when: str = ""
     expires_at: float | None = None
@@ -38,11 +39,12 @@ class Terms(NamedTuple):
 
     @property
     def stated(self) -> tuple[object, ...]:
-        """What the row says."""
+        """The terms as the row states them."""
         return self[:5]
 
     def within(self, other: Self) -> bool:
-        """Whether a row with the other terms, and no limit or approval, allows all that one with these does."""
+        """Whether a row with the other terms, and no limit or approval, allows everything that a row with these terms
+        allows."""
         if self.approval is not None or other.approval is not None:
             return False
         lasts = other.expires_at is None or (self.expires_at is not None and self.expires_at <= other.expires_at)
@@ -54,13 +56,14 @@ PLAIN = Terms()
 
 @dataclass(slots=True)
 class Backed:
-    """Uses under the same terms, and the present rows behind them, by subject; without any, there is no upper bound."""
+    """Uses under the same terms, and the present rows behind them, by subject; without rows, there is no upper
+    bound."""
 
     triples: list[Triple] = field(default_factory=list)
     rows: dict[str, set[RuleRef]] = field(default_factory=dict)
 
     def holds(self, pattern: str, subjects: Iterable[str], actions: Collection[str]) -> bool:
-        """Whether present rows allow everything that a pattern matches, including what does not exist yet."""
+        """Whether present rows allow everything that a pattern matches, including objects that do not exist yet."""
         return not self.rows or all(
             any(covers(row.object, pattern) and actions_of(row.actions).issuperset(actions) for row in self.rows[name])
             for name in subjects
@@ -82,7 +85,7 @@ class Backing:
                 self._rows.setdefault((rule.kind, key), []).append(rule)
 
     def terms_of(self, triple: Triple, trace: Trace) -> dict[Terms, set[RuleRef]]:
-        """Returns the terms of a use, each with the rows that have them; nothing if no row allows it today."""
+        """Returns the terms of a use, each with the rows that have them; empty if no row allows it today."""
         held = {
             rule: terms
             for rule in self._about(triple.kind, triple.object)
@@ -134,7 +137,7 @@ class Backing:
 
 
 def grouped(evidence: UsageEvidence, source: PolicySource | None) -> Groups:
-    """Groups the use by terms. Uses that no row allows any more leave the evidence, unless they passed without a
+    """Groups the use by terms. Uses that no row allows now are removed from the evidence, unless they passed without a
     row."""
     groups: dict[PermissionKind, dict[Terms, Backed]] = {}
     backing = Backing(source) if source else None
@@ -157,7 +160,7 @@ def grouped(evidence: UsageEvidence, source: PolicySource | None) -> Groups:
 
 
 def _countable(groups: Mapping[Terms, Backed], evidence: UsageEvidence) -> Iterator[tuple[Terms, Backed]]:
-    """Yields the groups without uses whose limit cannot be counted as today: parts of a rule differ in names only."""
+    """Yields the groups without uses whose limit cannot be counted like today: parts of a rule differ in names only."""
     of = Counter(terms.of for terms in groups if terms.of)
     lost = {triple for terms, backed in groups.items() if of[terms.of] > 1 for triple in backed.triples}
     for triple in sorted(lost):
@@ -170,7 +173,7 @@ def _countable(groups: Mapping[Terms, Backed], evidence: UsageEvidence) -> Itera
 
 
 class Carried(NamedTuple):
-    """What is carried over from the present policy unchanged: deny rows, and (member, container) links."""
+    """The unchanged parts of the present policy: deny rows, and (member, container) links."""
 
     denies: tuple[RuleRef, ...] = ()
     roles: tuple[tuple[str, str], ...] = ()
@@ -212,7 +215,7 @@ def _links(parents: Mapping[str, tuple[str, ...]], containers: set[str]) -> Iter
 @dataclass(frozen=True, slots=True)
 class Present:
     """`roles` and `sets` by members; `taken` are all names of roles, sets and rules; `asking` are the ids of rules with
-    terms, and `source` is the policy itself, whose terms a suggestion keeps."""
+    terms, and `source` is the policy itself, whose terms a suggestion preserves."""
 
     roles: Mapping[frozenset[str], str] = field(default_factory=dict)
     sets: Mapping[frozenset[str], str] = field(default_factory=dict)
@@ -223,7 +226,7 @@ class Present:
 
     @classmethod
     def of(cls, source: PolicySource) -> Self:
-        """Reads a loaded policy. Roles with a slash may be granted by tokens too, so their members are unknown."""
+        """Reads a loaded policy. Tokens may also grant roles with a slash, so their members are unknown."""
         taken = {name for links in (source.roles, source.sets) for above in links.parents.values() for name in above}
         taken.update(name for rule in source.own_rules for name in (rule.id, rule.subject, rule.object))
         asks = (

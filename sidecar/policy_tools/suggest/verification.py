@@ -1,4 +1,4 @@
-"""Verifies that a suggestion allows exactly what was recorded. Nothing is printed before this holds.
+"""Verifies that a suggestion allows exactly the recorded use. Nothing is printed before this holds.
 
 The rules, roles and sets that `load_policy` reads are expanded over all known names, and compared with the evidence.
 """
@@ -19,7 +19,7 @@ class ProofFailed(Exception):
 
 
 def read_back(files: Mapping[str, str], models: Path, suggestion: Suggestion) -> None:
-    """Checks the terms and denies of `files`. Raises ProofFailed, and PolicyError if they are no valid policy."""
+    """Checks the terms and denies of `files`. Raises ProofFailed, and PolicyError if they are not a valid policy."""
     source = _loaded(files, models)
     said = {(rule.id, rule.terms.stated) for rule in suggestion.rules}
     rules = [rule for rule in source.rules if rule.effect == "allow"]
@@ -30,8 +30,8 @@ def read_back(files: Mapping[str, str], models: Path, suggestion: Suggestion) ->
 
 
 def prove(files: Mapping[str, str], models: Path, suggestion: Suggestion, evidence: UsageEvidence, known: Known) -> int:
-    """Checks what `files`, which contain no terms, allow. Returns the number of cells. Raises ProofFailed with the
-    first wrong one, and PolicyError."""
+    """Checks that `files`, which contain no terms, allow the right cells. Returns the number of cells. Raises
+    ProofFailed with the first wrong one, and PolicyError."""
     widened = {
         Triple(rule.kind, *cell)
         for rule in suggestion.rules
@@ -53,7 +53,7 @@ def _loaded(files: Mapping[str, str], models: Path) -> PolicySource:
 
 
 def _allowed(source: PolicySource, known: Known) -> set[Triple]:
-    """Returns every cell over known names that some rule of a policy without denies and conditions matches."""
+    """Returns every cell over known names that some rule of a policy without deny rows and conditions matches."""
     members, elements = source.roles.contents(), source.sets.contents()
     allowed: set[Triple] = set()
     for rule in source.rules:

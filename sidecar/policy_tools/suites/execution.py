@@ -1,17 +1,17 @@
 """Runs one policy test.
 
-The serving engine decides. A `repeat` goes through the serving limiter too, over a store in memory that only this test
-uses, on a clock that advances only between calls; it takes no real time, and tests do not affect each other.
+The serving engine decides. A `repeat` also uses the serving limiter, over a store in memory that only this test uses,
+on a clock that advances only between calls; it takes no real time, and tests do not affect each other.
 
-An answer has grounds, by the ids of rules, for coverage:
+For coverage, the grounds of an answer are ids of rules:
 
     allowed                     on every link the allow rules that match
     denied by a rule            the deny rules that match
-    condition-false, expired    the allow rules whose condition did not hold, or that are expired, and nothing else
+    condition-false, expired    the allow rules whose condition did not hold or that are expired, and no others
     any                         shadow rules that would have changed it
 
-Rules that failed by condition or expiry are found by the patterns of the built-in models; all else is reported by the
-engine. A test exercises a rule if it is among the grounds of one of the test's answers. A session opened by any grant
+Rules that failed by condition or expiry are found by the patterns of the built-in models; the engine reports all
+others. A test exercises a rule that is among the grounds of one of the test's answers. A session opened by any grant
 exercises no rule.
 """
 
@@ -39,7 +39,8 @@ _ONCE = Repeat(times=1)
 class TestOutcome(NamedTuple):
     """The outcome. `decision` is the policy's answer to the last call; `allowed`, `reason` and `at` (which call of a
     repeat was refused, from 1; 0 if none) include limits. `limits` are those that were charged or that were exhausted.
-    `rests_on` are ids of rules; `shows` is the content of a list; `waits` says why a call waits for an approval."""
+    `rests_on` are the ids of the rules that led to the answer; `shows` is the content of a list; `waits` is the reason
+    why a call waits for an approval."""
 
     allowed: bool
     decision: Decision
@@ -79,7 +80,7 @@ def covered(rules: Iterable[RuleRef], exercised: frozenset[str]) -> CoveredRules
 @dataclass(slots=True)
 class TestBench:
     """Runs tests. `now_s` is the time of tests without one; `known` has, for lists without a catalogue, the names by
-    prefix (`tool:github/`); `exercised` collects the rules that answers rested on, if coverage is wanted."""
+    prefix (`tool:github/`); `exercised` collects the rules that led to answers, if coverage is requested."""
 
     engine: Engine
     source: PolicySource
@@ -99,7 +100,8 @@ class TestBench:
         return self.now_s if test.now_s is None else test.now_s
 
     def _grounds(self, test: PolicyTest, decision: Decision, now_s: float) -> frozenset[str]:
-        """Returns the rules that the answer rests on. Only computed for coverage: it can take as long as the answer."""
+        """Returns the rules that led to the answer. Only computed for coverage, because it can take as long as the
+        answer."""
         if self.exercised is None and test.expect.rule is None:
             return frozenset()
         found = self.rests_on(decision, test.chain, now_s, session=test.session or test.listing is not None)
@@ -108,7 +110,7 @@ class TestBench:
         return found
 
     def _repeat(self, test: PolicyTest, question: Question) -> TestOutcome:
-        """Makes all calls, or as many as it takes until one is refused; by limits too, if the test is about them."""
+        """Makes all calls, or stops at the first that is refused; also by limits, if the test is about them."""
         repeat, start_s = test.repeat or _ONCE, self._time_of(test)
         limited = test.repeat is not None or test.expect.limits is not None
         ledger, ask = _Ledger(repeat.takes), self.engine.enter if test.session else self.engine.decide
@@ -130,7 +132,7 @@ class TestBench:
         return TestOutcome(True, decision, now_s, None, 0, ledger.limits, rests_on)
 
     def _waits(self, test: PolicyTest, decision: Decision) -> str:
-        """Returns why an allowed call waits for an approval; "" if it does not, or the test's approvers give it."""
+        """Returns why an allowed call waits for an approval; "" if it needs none, or the test's approvers give it."""
         if not decision.approvals:
             return ""
         if test.approvers:
@@ -138,7 +140,7 @@ class TestBench:
         return "; ".join(dict.fromkeys(f"{rule.id} demands {_demand(rule)}" for rule in decision.approvals))
 
     def _list(self, test: PolicyTest, listing: ListExpectation) -> TestOutcome:
-        """Decides the list itself as a session call, then each entry as the proxy does."""
+        """Decides the list itself as a session call, then each entry like the proxy."""
         now_s = self._time_of(test)
         asked = server_question(listing.server, f"{listing.member}/list")
         decision = self.engine.enter(test.chain, asked, now_s)
@@ -152,7 +154,7 @@ class TestBench:
 
     def _is_shown(self, test: PolicyTest, listing: ListExpectation, name: str, now_s: float) -> bool:
         question = listed_question(listing.member, listing.server, name)
-        if question is None:  # a rule may name what no entry can have
+        if question is None:  # a rule may name an object that no entry can have
             return False
         shown = self.engine.may_list(test.chain, question, now_s)
         if self.exercised is not None:
@@ -174,7 +176,8 @@ class TestBench:
         return frozenset((*decision.would_deny, *decision.would_allow, *(rule.id for rule in rules)))
 
     def _wavering(self, link: Link, principal: Principal, now_s: float) -> Iterator[RuleRef]:
-        """Yields the allow rules that match a denied link in all but condition or expiry, if that is the reason."""
+        """Yields the allow rules that match a denied link in everything except condition or expiry, if that is the
+        reason."""
         if link.reason not in (Reason.CONDITION_FALSE, Reason.EXPIRED):
             return
         if self._wavering_by is None:  # the allow rules with a condition or an expiry, by subject; patterns under "*"
@@ -198,7 +201,8 @@ def _demand(rule: RuleRef) -> str:
 
 @dataclass(slots=True)
 class _Ledger:
-    """The limits of one test. A call holds its slots and maximum cost for `takes_s`; then it has its declared cost."""
+    """The limits of one test. A call holds its slots and maximum cost for `takes_s`; afterwards its declared cost
+    counts."""
 
     takes_s: float
     limits: tuple[str, ...] = ()
@@ -211,8 +215,8 @@ class _Ledger:
         self.store = MemoryCounters(lambda: self.now_s, lease_s=_FOR_EVER_S, remember_s=_FOR_EVER_S)
 
     def take(self, plan: LimitPlan, now_s: float) -> Refusal | None:
-        """Charges a call; returns its refusal by a spent limit. `limits` are then those that refuse, else all
-        charged."""
+        """Charges a call. Returns its refusal by a spent limit. `limits` are then those that refuse, otherwise all
+        charged ones."""
         self.now_s = now_s
         while self.held and self.held[0][0] <= now_s:
             _, ended, ended_id = self.held.popleft()

@@ -1,7 +1,7 @@
 """Reads policy test files.
 
-Every file under the folder is a test file or a fault, so that a mistyped name is not a test that silently never runs.
-Names that begin with `.` are skipped (Kubernetes' `..data`), links are followed only inside the folder.
+Every file under the folder is a test file or a fault, so that a mistyped file name does not silently skip a test. Names
+that begin with `.` are skipped (Kubernetes' `..data`), and links are followed only inside the folder.
 
     T001   cannot be read, or is not there     T002   no test file has this name     T003   too much
 """
@@ -19,7 +19,7 @@ from sidecar.vocabulary import Chain, Principal, Question
 
 MAX_FILES = 4096
 MAX_TESTS = 100_000
-MAX_CALLS = 1_000_000  # of all tests together, including repeats and entries: some ten seconds of work
+MAX_CALLS = 1_000_000  # of all tests together, including repeats and entries: about ten seconds of work
 SUFFIXES = (".yaml", ".yml")
 
 
@@ -55,14 +55,14 @@ class PolicyTest(NamedTuple):
 
     @property
     def times(self) -> int:
-        """Returns how many questions it asks, as far as the file determines that."""
+        """The number of its questions, as far as the file determines it."""
         if self.listing is not None and self.listing.names is not None:
             return len(self.listing.names)
         return self.repeat.times if self.repeat else 1
 
 
 class PolicySuite(NamedTuple):
-    """The tests of one file. `named` are the objects that they call or expect in a list."""
+    """The tests of one file. `named` are the objects that the tests call or expect in a list."""
 
     name: str
     file: str

@@ -26,7 +26,7 @@ OnEach = Callable[[int, int], None]
 
 
 class TestResult(NamedTuple):
-    """The result of one test. `problems` say what differs from the expectation; `hint` suggests a correction."""
+    """The result of one test. `problems` are the differences from the expectation; `hint` suggests a correction."""
 
     test: PolicyTest
     got: TestOutcome | None = None
@@ -67,7 +67,8 @@ def run_suites(
     coverage: bool = False,
     on_each: OnEach = lambda done, of: None,
 ) -> SuiteReport:
-    """Runs the wanted tests; `now_s` is the time of those without one, `on_each` gets the numbers done and in all."""
+    """Runs the selected tests. `now_s` is the time of those without one; `on_each` receives the number of finished
+    tests and the total."""
     own = replace(budgets)  # a copy: plans cached here are of no use to the server
     bench = TestBench(engine, source, own, now_s, exercised=set() if coverage else None)
     objects: frozenset[str] | None = None
@@ -89,8 +90,8 @@ def run_suites(
 def self_test(
     engine: Engine, source: PolicySource, policies: Path, budgets: Budgets, *, now_s: float | None = None
 ) -> list[Fault]:
-    """Returns what prevents this policy from being used: faults in its test files, or T201 for each failed test, at its
-    `expect`. [] when all pass, or there are none. Skipped tests prevent nothing."""
+    """Returns the faults that prevent this policy from being used: faults in its test files, or T201 for each failed
+    test, at its `expect`. [] if all tests pass, or there are none. Skipped tests prevent nothing."""
     folder = policies / FOLDER
     if not folder.exists():
         return []

@@ -1,8 +1,8 @@
 """The schema of policy test files.
 
-The schema is strict: what is mistyped, impossible or contradictory is a fault at its place, because a test that
-silently asks something else is worse than none. `WrittenTest.asked` is the question as the proxy itself would ask it.
-Names are read by the grammar of rows, so that a test can ask about everything that a rule can name.
+The schema is strict: mistyped, impossible or contradictory content is a fault at its place, because a test that
+silently asks another question is worse than none. `WrittenTest.asked` is the question in the form of the proxy. Names
+are read by the grammar of rows, so that a test can ask about everything that a rule can name.
 
     T101   a name that stands twice          T105   a reason that no test can see
     T102   a principal, role or chain        T106   a time
@@ -32,12 +32,12 @@ from sidecar.vocabulary import ANONYMOUS, Question
 MAX_TESTS_PER_FILE = 20_000
 MAX_REPEATS = 100_000
 MAX_NAMES = 5_000
-MAX_CHAIN = 10  # a subject, eight actors and a workload: no credential proves a longer one
+MAX_CHAIN = 10  # a subject, eight actors and a workload: no credential proves a longer chain
 
 Member = Literal["tools", "prompts", "resources"]
 
 _SESSION = frozenset(messages.NOTIFICATIONS) | {name for name, method in messages.METHODS.items() if method.session}
-_SESSION -= grammar.MCP_TASK_ACTIONS  # A2A has actions of the same name on an agent, and those need a row
+_SESSION -= grammar.MCP_TASK_ACTIONS  # A2A has actions of the same name on an agent, which need a row
 _OF_SERVERS = _SESSION | messages.SERVER_REQUESTS
 _OF_NHIS = grammar.ACTIONS - set(ACTION_ON.values())
 
@@ -110,7 +110,7 @@ def _reason(text: str) -> str:
 
 
 def _expected(value: object) -> object:
-    """Expands the short forms: a word is a decision, a list is the names shown."""
+    """Expands the short forms: a text is a decision, a list is the names shown."""
     if isinstance(value, str):
         return {"decision": value}
     return {"decision": "allow", "shows": value} if isinstance(value, list) else value
@@ -138,34 +138,34 @@ NAMES_SCHEMA = {"type": "array", "items": {"type": "string"}}
 
 
 class Repeat(Section):
-    """The same call again and again, on a clock that only this test has, against the limits as they are."""
+    """The same call, repeated against the configured limits, on a clock that only this test uses."""
 
     times: Annotated[int, Field(ge=1, le=MAX_REPEATS)]
-    """How many calls."""
+    """The number of calls."""
     every: Seconds = 0.0
-    """From one call to the next, such as 10s, 1m, 1h. Without it, all come at the same moment."""
+    """The interval between calls, such as 10s, 1m or 1h. Without it, all calls come at the same moment."""
     takes: Seconds = 0.0
-    """How long each call holds its slots (`concurrency`). Without it, each is over before the next."""
+    """How long each call holds its slots (`concurrency`). Without it, each call ends before the next begins."""
 
 
 class Expect(Section):
-    """What must come out."""
+    """The expected result."""
 
     decision: Literal["allow", "approval", "deny"] | None = None
     """`approval`: it is allowed once a person approves it. With `repeat`: `allow` means every call, `deny` that one of
     them is refused."""
     reason: ReasonWord | None = None
-    """Why it is denied."""
+    """The reason of the denial."""
     rule: Annotated[str, Field(min_length=1, max_length=128)] | None = None
-    """The id of a rule that the answer rests on, on any link: that allows, that denies, or whose condition or expiry
-    is the reason."""
+    """The id of a rule that led to the answer, on any link: a rule that allows, that denies, or whose condition or
+    expiry is the reason."""
     at: Count | None = None
-    """Which call of a `repeat` is the first that is refused, counted from 1."""
+    """The first call of a `repeat` that is refused, counted from 1."""
     limits: Names | None = None
-    """Exactly the limits that the last call is charged for or, where they refuse it, that have no room; named as in
-    audit records: `rule:<id>`, `tools:<pattern>:rate`, `principals:<pattern>:hour`."""
+    """Exactly the limits that the last call is charged to or, if limits refuse it, those that have no room. Names are
+    those of audit records: `rule:<id>`, `tools:<pattern>:rate`, `principals:<pattern>:hour`."""
     shows: Names | None = None
-    """Exactly the names that the list shows, in any order."""
+    """Exactly the names in the list, in any order."""
 
     def _faults(self) -> Iterator[Finding]:
         if self.decision is None and self.shows is None:
@@ -183,14 +183,14 @@ class Expect(Section):
 
 
 class SuiteCatalogue(Section):
-    """What one server has."""
+    """The objects of one server."""
 
     tools: Names = ()
     """Names of tools."""
     prompts: Names = ()
     """Names of prompts."""
     resources: Names = ()
-    """URIs of resources, and of templates of them."""
+    """URIs of resources and of resource templates."""
 
     def names(self, member: Member) -> tuple[str, ...]:
         found: tuple[str, ...] = getattr(self, member)
@@ -201,42 +201,42 @@ class WrittenTest(Section):
     """One question and its answer. It has either `calls` or `lists`."""
 
     name: Label
-    """Unique in its suite."""
+    """The name, unique in its suite."""
     chain: AskedBy = Field(alias="as")
-    """Who asks: a principal, or the chain from first to last."""
+    """The caller: a principal, or the chain from first to last."""
     now: Moment | None = None
-    """When, instead of the suite's `now`."""
+    """The time of the test, instead of the suite's `now`."""
     roles: dict[PrincipalName, Many[RoleName]] = Field(default_factory=dict)
-    """Roles from tokens, by principal, beside the `g` rows of the policy; also those of `approved_by`."""
+    """Roles from tokens, by principal, in addition to the `g` rows of the policy; also those of `approved_by`."""
     scopes: dict[PrincipalName, Many[Scope]] = Field(default_factory=dict)
     """Scopes from tokens, by principal."""
     calls: ObjectName | None = None
     """tool:<server>/<tool>, prompt:<server>/<name>, resource:<server>/<uri>, or nhi:<name>."""
     action: ActionName | None = None
-    """As CONTRACT 1.4 names it. Tools, prompts and resources have but one, which need not be written."""
+    """The action, by its name in CONTRACT 1.4. Tools, prompts and resources have only one, which can be omitted."""
     args: dict[str, Any] = Field(default_factory=dict)
     """The call's arguments."""
     meta: dict[str, Any] = Field(default_factory=dict)
     """The call's `_meta`."""
     lists: Slug | None = None
-    """A server whose list is asked for, instead of a call."""
+    """A server whose list is requested, instead of a call."""
     of: Member | None = None
-    """Which of its lists; `tools` if not said."""
+    """Which of its lists; default: `tools`."""
     repeat: Repeat | None = None
-    """The call again and again, until a limit refuses it."""
+    """Repeats the call until a limit refuses it."""
     approved_by: Annotated[
         Many[PersonName], BeforeValidator(listed), Field(max_length=MAX_CHAIN), AnyOf({"type": "string"})
     ] = ()
-    """The call as if this person, or each of these, had approved it: user:<id>. The test fails if no rule demands an
-    approval."""
+    """Evaluates the call as if this person, or each of these, had approved it: user:<id>. The test fails if no rule
+    demands an approval."""
     expect: Annotated[Expect, BeforeValidator(_expected), AnyOf({"enum": ["allow", "approval", "deny"]}, NAMES_SCHEMA)]
-    """allow, approval, deny, a list of the names shown, or a mapping of what must come out."""
+    """allow, approval, deny, a list of the names shown, or a mapping of expected values."""
     skip: Label | None = None
     """Why this test is not run for now; it is reported as skipped."""
 
     @property
     def session(self) -> bool:
-        """Whether it asks for something that any grant on a server opens (CONTRACT 1.4)."""
+        """Whether it is a session call, which any grant on a server allows (CONTRACT 1.4)."""
         return self.action in _SESSION
 
     def asked(self) -> Question:
@@ -334,21 +334,21 @@ class WrittenTest(Section):
 
 
 class SuiteFile(Section):
-    """One file of policy tests. What a list could show at all comes from `catalogue`; for a server that is not in it,
-    from the exact names that rules, sets and this file have."""
+    """One file of policy tests. `catalogue` lists the possible entries of a list. For a server that is not in it, these
+    are the exact names in rules, sets and this file."""
 
     version: Literal[1] = 1
-    """Of this format."""
+    """The version of this format."""
     suite: Label
-    """What it is about."""
+    """The subject of the suite."""
     now: Moment | None = None
-    """When its tests are asked. Without it and without a test's own: at the time of the run."""
+    """The time of its tests. Without it, and without a time of the test's own, it is the time of the run."""
     catalogue: dict[Slug, Annotated[SuiteCatalogue, BeforeValidator(_catalogued), AnyOf(NAMES_SCHEMA)]] = Field(
         default_factory=dict
     )
-    """What each server has: a list of tools, or {tools: […], prompts: […], resources: […]}."""
+    """The objects of each server: a list of tools, or {tools: […], prompts: […], resources: […]}."""
     tests: Annotated[Many[WrittenTest], Field(min_length=1, max_length=MAX_TESTS_PER_FILE)]
-    """One question and its answer each."""
+    """The tests, each one question and its answer."""
 
     def _faults(self) -> Iterator[Finding]:
         known: dict[str, int] = {}
@@ -375,5 +375,5 @@ class SuiteFile(Section):
 
 
 def listed_question(member: str, server: str, name: str) -> Question | None:
-    """Returns the question of using an entry of a list; None for a name that no entry can have."""
+    """Returns the question about using an entry of a list; None for a name that no entry can have."""
     return messages.entry_question(member, server, {"uri" if member == "resources" else "name": name})
