@@ -1,9 +1,9 @@
 """Connects to MCP servers and agents.
 
-mcp/                  MCP servers: transports, sessions, the bridge between eras, the catalogue, pins
+mcp/                  MCP servers: transports, sessions, the bridge between MCP revisions, the catalogue, pins
 agents/               A2A agents: transports and cards
 credentials/          the credentials that upstreams receive
-processes/            programs: started, bounded, ended with all their descendants
+processes/            programs: started, bounded, and ended with all their descendants
 http_address.py       the connections to one HTTP address of an upstream, with its credential
 breaker.py            the circuit breaker
 health.py             probes of upstreams; health_report.py is `sidecar mcp test`

@@ -4,10 +4,10 @@
                                  ▲                      │
                                  └────────fault─────────┘
 
-Half open lets one exchange through, the first to check the breaker before anything is charged for it; if it is refused
-later, the next one may try after a second. The outcome of an exchange that began before the last change of state is
-ignored. The sidecar's own requests (`own`) can decide a try, but do not end a row of faults that callers met: a server
-may answer a `ping` and none of its callers. No I/O; `clock_mono` gives monotonic seconds.
+Half open lets one exchange through: the first that checks the breaker before anything is charged for it. If that
+exchange is refused later, the next may try after a second. The outcome of an exchange that began before the last change
+of state is ignored. The sidecar's own requests (`own`) can decide a try, but do not end a series of faults in callers'
+requests: a server may answer a `ping` but none of its callers. No I/O; `clock_mono` returns monotonic seconds.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ AGAIN_S: Final = 1.0  # when to retry while another caller's try decides
 
 
 class BreakerState(StrEnum):
-    """The three states of the seed."""
+    """The three states of the original data models."""
 
     CLOSED = "closed"
     OPEN = "open"
@@ -31,7 +31,7 @@ class BreakerState(StrEnum):
 
 
 class BreakerEvent(StrEnum):
-    """An event that changes the state. `TOO_MANY` is the fault that completes the row."""
+    """An event that changes the state. `TOO_MANY` is the last fault of the series that opens the breaker."""
 
     ANSWER = "answer"
     FAULT = "fault"
@@ -67,7 +67,7 @@ class Breaker:
     closed: bool = True
     turn: BreakerPass = 0
     in_a_row: int = 0
-    _met_by_callers: bool = False  # at least one fault of the row
+    _met_by_callers: bool = False  # at least one fault of the series
     _opened_at: float = 0.0
     _trial_until: float = 0.0
     _claimed_until: float = 0.0
@@ -111,7 +111,8 @@ class Breaker:
         self._happened(BreakerEvent.ANSWER)
 
     def seen(self, given: BreakerPass) -> None:
-        """The upstream began to answer: a try ends well, a row of faults goes on, as the answer may break off."""
+        """The upstream began to answer: a try succeeds, but a series of faults continues, because the answer may break
+        off."""
         if self.state is BreakerState.HALF_OPEN:
             self.answered(given)
 

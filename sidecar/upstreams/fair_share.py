@@ -1,4 +1,5 @@
-"""Bounds each caller's share of an upstream: calls beyond it wait for its own calls alone (threats D3)."""
+"""Bounds each caller's share of an upstream. Calls beyond the share wait only for the same caller's calls (threats
+D3)."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from sidecar.http.client.send_queue import SendQueue
 from sidecar.vocabulary import Caller
 
 MAX_WAITING: Final = 10_000  # calls of one caller
-MAX_UNUSED: Final = 256  # shares that are kept for a caller's next call
+MAX_UNUSED: Final = 256  # shares that are retained for a caller's next call
 
 
 class CallerShare(SendQueue):
@@ -25,7 +26,7 @@ class CallerShare(SendQueue):
 
     @property
     def inside(self) -> int:
-        """The number of calls that are in it or wait for it."""
+        """The number of calls that have a place or wait for one."""
         return self._places - self._left + len(self._waiting)
 
 
@@ -40,7 +41,7 @@ class FairShares:
         self._swept_at = MAX_UNUSED
 
     def __len__(self) -> int:
-        """The number of callers with a call in their share, or waiting for it."""
+        """The number of callers with a call that has a place or waits for one."""
         return sum(share.inside > 0 for share in self._shares.values())
 
     @property
@@ -48,8 +49,8 @@ class FairShares:
         return sum(map(len, self._shares.values()))
 
     def of(self, caller: Caller) -> tuple[CallerShare, bool]:
-        """Returns the share of a caller; whether its call has a place, until `step_out`, or else has to `wait` for one,
-        at once."""
+        """Returns the share of a caller, and whether its call has a place, until `step_out`. Otherwise the call must
+        `wait` for one immediately."""
         share = self._shares.get(caller.binding)
         if share is None:
             if len(self._shares) >= self._swept_at:
@@ -62,7 +63,7 @@ class FairShares:
         return share, True
 
     async def wait(self, share: CallerShare, deadline_s: float) -> float:
-        """Waits for a place; returns the seconds left. Raises Unsent(TOO_MANY_CONCURRENT)."""
+        """Waits for a place; returns the remaining seconds. Raises Unsent(TOO_MANY_CONCURRENT)."""
         loop = asyncio.get_running_loop()
         until = loop.time() + deadline_s
         try:

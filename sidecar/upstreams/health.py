@@ -1,4 +1,5 @@
-"""Probes upstreams from time to time, and as soon as a breaker lets a try through, so that it is no caller's."""
+"""Probes upstreams periodically, and as soon as a breaker lets a try through, so that callers' requests are not the
+try."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ _CLOSING_S: Final = 3.0
 
 
 class ProbeAnswer(Protocol):
-    """Probes an upstream and lists what else it offers. Both methods raise Refusal."""
+    """Probes an upstream and lists its other offers. Both methods raise Refusal."""
 
     async def probe(self, within_s: float) -> None: ...
     async def explore(self) -> None: ...
@@ -56,7 +57,7 @@ class _Plan:
 
 @dataclass(slots=True)
 class HealthProbes:
-    """Probes all upstreams that `patients` names, for as long as it names them."""
+    """Probes all upstreams in `patients`, while they are in it."""
 
     patients: Callable[[], Mapping[str, ProbedUpstream]]
     random: Random
@@ -107,11 +108,11 @@ class HealthProbes:
         except Refusal as refusal:
             if refusal.reason is Reason.UPSTREAM_OPEN:
                 return
-            if not patient.account.breaker.in_a_row:  # no fault of the connection: the conversation itself failed
+            if not patient.account.breaker.in_a_row:  # not a fault of the connection: the conversation itself failed
                 patient.account.unwelcome(sentence(refusal))
         now = self.clock_mono()
         if not refused and now - plan.explored_at >= EXPLORE_EVERY_S:
-            with suppress(Refusal):  # a call that needs the tools gets the error; the state is recorded already
+            with suppress(Refusal):  # a call that needs the tools gets the error; the state is already recorded
                 await patient.asked.explore()
                 plan.explored_at = now
         patient.account.checked()

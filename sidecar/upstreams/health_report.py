@@ -1,4 +1,4 @@
-"""The report of `sidecar mcp test`: a conversation with one upstream is begun, used once and ended."""
+"""The report of `sidecar mcp test`: it begins a conversation with one upstream, uses it once and ends it."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ MAX_NAMED: Final = 10  # in one sentence
 
 @dataclass(frozen=True, slots=True)
 class HealthReport:
-    """One check. `degraded`: the handshake succeeds, but not all can be used; `tools` is None if they could not be
-    listed; `stderr` is the end of a program's error output; `left_out` are entries that no caller can use, with
+    """One check. `degraded`: the handshake succeeds, but some entries cannot be used; `tools` is None if they could not
+    be listed; `stderr` is the end of a program's error output; `left_out` are entries that no caller can use, with
     reasons."""
 
     tool_name: str
@@ -46,7 +46,7 @@ async def report_on(upstream: McpTransport, *, now_s: float) -> HealthReport:
     """Begins a conversation, lists the tools, and ends it. Failures are part of the report."""
     report = await _asked(upstream, rfc3339(now_s))
     if isinstance(upstream, ProgramUpstream):
-        await upstream.close()  # afterwards all that it wrote is read
+        await upstream.close()  # afterwards everything that it wrote has been read
         return replace(report, stderr=tuple(upstream.tail.lines(STDERR_LINES)))
     return report
 

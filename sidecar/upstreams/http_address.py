@@ -1,7 +1,7 @@
 """Sends requests to one HTTP address of an upstream, with its credential.
 
-Nothing of the caller's request is copied, its credential least of all (CONTRACT 1.1, invariant I5). Every failure
-becomes a refusal; none is ever retried, because the upstream may have executed what it did not answer.
+Nothing of the caller's request is copied, in particular not its credential (CONTRACT 1.1, invariant I5). Every failure
+becomes a refusal. None is retried, because the upstream may have executed an unanswered request.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from sidecar.http.client import (
 from sidecar.upstreams.credentials.source import NO_CREDENTIAL, CredentialSource, Header
 from sidecar.vocabulary import Caller
 
-# Streams that stay open have connections of their own: callers that listen never delay another's call (threats D3).
-# `settings.streams` bounds them where they are opened; this is a last bound.
+# Streams that stay open have connections of their own: callers that listen never delay another caller's call (threats
+# D3). `settings.streams` bounds them at their opening; this is a last bound.
 MAX_STREAMS: Final = 65_536
-CONNECT_S: Final = 5.0  # the longest that a connection may take to open
+CONNECT_S: Final = 5.0  # the maximum time to open a connection
 
 
 class HttpAddress:
-    """The address, its connections, and what every request to it has in common: `headers` and the credential."""
+    """The address, its connections, and the common parts of every request to it: `headers` and the credential."""
 
     def __init__(
         self,
@@ -83,7 +83,8 @@ class HttpAddress:
         *,
         streams: bool = False,
     ) -> ClientResponse:
-        """Sends a request; returns with the head of the response. Raises Refusal; Unsent without a credential."""
+        """Sends a request; returns when the head of the response arrives. Raises Refusal; Unsent without a
+        credential."""
         try:
             return await self.exchange(form, headers, body, caller, deadline_s, streams)
         except EgressError as failure:
@@ -98,7 +99,7 @@ class HttpAddress:
         deadline_s: float,
         streams: bool,
     ) -> Coroutine[Any, Any, ClientResponse]:
-        """Like `send`, but raises EgressError for what `refusal_from` makes a refusal of."""
+        """Like `send`, but raises EgressError for a failure, from which `refusal_from` makes a refusal."""
         client = self._streams if streams else self._calls
         if self.credential.varies:
             shown = self.credential.at_hand(caller)
@@ -138,7 +139,8 @@ async def body_of(response: ClientResponse, max_bytes: int) -> bytes:
 
 
 async def hold(share: Share, size: int, deadline: Deadline) -> None:
-    """Waits for buffer space for so many bytes of an answer. Raises Refusal(RESPONSE_REFUSED) at the deadline."""
+    """Waits for buffer space for this number of bytes of an answer. Raises Refusal(RESPONSE_REFUSED) at the
+    deadline."""
     try:
         await share.hold(size, deadline.at)
     except TimeoutError:

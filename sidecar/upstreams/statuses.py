@@ -1,4 +1,5 @@
-"""Maps HTTP statuses of upstreams to refusals: 429, and 503 with `Retry-After`, are passed on; redirects are told."""
+"""Maps HTTP statuses of upstreams to refusals: 429, and 503 with `Retry-After`, are passed on; redirects are
+reported."""
 
 from __future__ import annotations
 
@@ -61,7 +62,7 @@ def words_of(answer: Status) -> str:
 
 
 def retry_after_s(answer: Status) -> float | None:
-    """`Retry-After` in seconds, an hour at most; None if it is missing or invalid."""
+    """`Retry-After` in seconds, at most an hour; None if it is missing or invalid."""
     said = answer.headers.get("retry-after", "").strip()
     if said.isascii() and said.isdigit():
         return min(float(said[:10]), MAX_RETRY_AFTER_S)

@@ -1,6 +1,6 @@
 """Tracks the state, errors and latency of one upstream.
 
-`status` and `connection` change together, by one table, as the seeds draw them:
+`status` and `connection` change together, by one table, of the original data models:
 
     offline, disconnected      it has not been contacted yet, or is closed
     ready, connected           it answers
@@ -29,11 +29,11 @@ _DEFAULT: Final = BreakerSettings()
 _FAULTS: Final = frozenset({Reason.UPSTREAM_FAILED, Reason.UPSTREAM_TIMEOUT})
 _ERRORS: Final = _FAULTS | {Reason.RESPONSE_REFUSED}
 log = logging.getLogger("sidecar.upstreams")
-LATENCIES: Final = 100  # calls whose latency is averaged, as the seed says
+LATENCIES: Final = 100  # calls whose latency is averaged, by the original data models
 
 
 class UpstreamState(Enum):
-    """Status and connection, in the seeds' words."""
+    """Status and connection, in the terms of the original data models."""
 
     UNKNOWN = ("offline", "disconnected")
     UP = ("ready", "connected")
@@ -65,7 +65,7 @@ _SHOWN: Final = {
     UpstreamNews.CLOSED: UpstreamState.UNKNOWN,
 }
 TRANSITIONS: Final[Mapping[tuple[UpstreamState, UpstreamNews], UpstreamState]] = {
-    # What does not show a new state leaves the old one, except that an upstream that was up falters.
+    # An event that shows no new state leaves the old one, except that an available upstream falters.
     (state, news): _SHOWN.get(news) or (UpstreamState.FALTERING if state is UpstreamState.UP else state)
     for state in UpstreamState
     for news in UpstreamNews
@@ -116,8 +116,8 @@ class UpstreamAccount:
         begun_mono_s: float | None = None,
         heard_mono_s: float | None = None,
     ) -> None:
-        """The upstream answered, with a result or an error. `own` marks a request of the sidecar itself; a caller's
-        call that succeeded tells when it began. `heard_mono_s` is when the answer came, if not now."""
+        """The upstream answered, with a result or an error. `own` marks a request of the sidecar itself; a successful
+        call of a caller has its start time. `heard_mono_s` is when the answer arrived, if not now."""
         breaker, at_mono_s = self.breaker, self.clock_mono() if heard_mono_s is None else heard_mono_s
         if not own:
             self.answered_mono_s = max(self.answered_mono_s, at_mono_s)
@@ -159,15 +159,16 @@ class UpstreamAccount:
             self._observer.session_lost(self.name)
 
     def redirected(self, said: str) -> None:
-        """The upstream sent a redirect, which is not followed. Each target is logged once in a row."""
+        """The upstream sent a redirect, which is not followed. Repeated redirects to the same target are logged
+        once."""
         if self._redirected != said:
             self._redirected = said
             log.warning("an upstream answers with a redirect", extra={"upstream": self.name, "why": said})
 
     def message_dropped(self, why: str) -> None:
-        """A message beside an answer was not valid JSON-RPC."""
+        """A message other than an answer was not valid JSON-RPC."""
         self.messages_dropped += 1
-        if str(self.messages_dropped).strip("0") == "1":  # the first, tenth, hundredth: a stream may hold many
+        if str(self.messages_dropped).strip("0") == "1":  # the first, tenth, hundredth: a stream may contain many
             told = {"upstream": self.name, "why": why, "dropped": self.messages_dropped}
             log.warning("a message of an MCP server was dropped", extra=told)
         if self._observer is not None:
@@ -177,7 +178,7 @@ class UpstreamAccount:
         self._heard(UpstreamNews.CLOSED)
 
     def plain(self) -> dict[str, Any]:
-        """The account as JSON values. Calls that callers gave up count neither as successes nor as errors."""
+        """The account as JSON values. Calls that callers abandoned count neither as successes nor as errors."""
         breaker, latency_s = self.breaker, self.latency_s
         return {
             "status": self.standing.status,
@@ -227,12 +228,12 @@ def _moment(at: float) -> str | None:
 
 
 class CallOutcome:
-    """The outcome of one use of an upstream, which starts now: the account records the first that is reported. A call
+    """The outcome of one use of an upstream, which starts now. The account records the first reported outcome. A call
     at this upstream may take `timeout_s`; `own` marks a request of the sidecar itself, `counts` a caller's call. Faults
-    are what callers cannot cause (listed in `mcp/guarded_transport.py`). Raises Refusal(UPSTREAM_OPEN)."""
+    are failures that callers cannot cause (listed in `mcp/guarded_transport.py`). Raises Refusal(UPSTREAM_OPEN)."""
 
     _done = False
-    _heard_mono_s: float | None = None  # when the whole answer came, if `answered` is called later
+    _heard_mono_s: float | None = None  # when the whole answer arrived, if `answered` is called later
 
     def __init__(
         self, account: UpstreamAccount, deadline_s: float, timeout_s: float, *, own: bool, counts: bool
@@ -264,8 +265,8 @@ class CallOutcome:
         if self._done:
             return
         ours = isinstance(refusal.__cause__, QueueFull | NoCapacity | OfOneCaller) or isinstance(refusal, Unsent)
-        # A caller with a shorter deadline than a call's timeout proves nothing; and a server that answered other
-        # callers meanwhile is up: one caller's slow calls must not open the breaker for all.
+        # A caller with a shorter deadline than a call's timeout proves nothing. A server that answered other callers in
+        # the meantime is available: one caller's slow calls must not open the breaker for all.
         alive = self._account.answered_mono_s >= self._began_mono_s
         late = refusal.reason is Reason.UPSTREAM_TIMEOUT and (alive or not self._patient)
         why = refusal.detail or refusal.answer.message

@@ -41,9 +41,9 @@ class AgentCards(Protocol):
 @dataclass(frozen=True, slots=True)
 class AgentUpstream:
     """One configured agent. `wire` is its transport, `asked` the object that probes it, and `probe` the settings of its
-    probes. `url` is the address that is dialled, "" if there is none. `agent_id` is its UUID in the task API,
+    probes. `url` is the address that is called, "" if there is none. `agent_id` is its UUID in the task API,
     `grpc_port` the sidecar's port for this agent alone. `needs_token`: it receives the caller's own token, or one
-    exchanged for it. `unable` returns its error for an operation that it supports for no caller, as far as that is
+    exchanged for it. `unable` returns its error for an operation that it supports for no caller, as far as this is
     known without I/O."""
 
     name: str

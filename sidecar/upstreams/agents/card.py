@@ -1,7 +1,7 @@
 """Fetches and refreshes an agent's card.
 
-The card is fetched from the configured address, parsed strictly and cached for a minute. It decides the version that
-the agent speaks if the settings leave that open. Addresses in a card are never dialled.
+The card is fetched from the configured address, parsed strictly and cached for a minute. It determines the agent's
+version if the settings do not. Addresses in a card are never called.
 """
 
 import asyncio
@@ -29,8 +29,8 @@ Get = Callable[[float], Awaitable[bytes]]
 
 
 class CardKeeper:
-    """The card of one agent. `get` fetches it, None without an address. `account` is given if the agent itself serves
-    the card, so that fetching it shows whether the agent is up."""
+    """The card of one agent. `get` fetches it, None without an address. `account` is set if the agent itself serves the
+    card; fetching it then shows whether the agent is available."""
 
     def __init__(
         self,
@@ -52,20 +52,21 @@ class CardKeeper:
         self._one_at_a_time = asyncio.Lock()
 
     def version(self) -> Version:
-        """The version to speak to the agent: the configured one, else the card's, else 1.0."""
+        """The version to speak to the agent: the configured one, otherwise the card's, otherwise 1.0."""
         return self._spoken or _version_in(self._card, self._binding)
 
     def has_skill(self, name: str) -> bool | None:
-        """Whether the card names this skill; None if the card has not been read yet. No I/O."""
+        """Whether the card names this skill; None if the card has not been read yet. Does no I/O."""
         return None if self._card is None else any(skill["id"] == name for skill in self._card.get("skills", ()))
 
     async def prepare(self) -> None:
-        """Learns the agent's version if it is not configured. After a failed fetch no call waits for a while."""
+        """Determines the agent's version if it is not configured. After a failed fetch, calls do not wait for a
+        while."""
         if self._spoken is not None or self._clock() - max(self._fetched_s, self._failed_s) < KEPT_S:
             return
         if self._card is None:
             await self._renewed()
-        elif self._renewing is None or self._renewing.done():  # a version that is known already needs no waiting
+        elif self._renewing is None or self._renewing.done():  # a version that is already known needs no waiting
             self._renewing = asyncio.create_task(self._renewed(), name="looks at an agent's card again")
 
     async def _renewed(self) -> None:
@@ -74,7 +75,7 @@ class CardKeeper:
 
     async def probe(self, within_s: float) -> None:
         """Reports to the account whether the agent serves its card. Raises Refusal."""
-        if self._get is None or self._account is None:  # its health shows only in its calls
+        if self._get is None or self._account is None:  # its health is visible only in its calls
             return
         given = self._account.breaker.enter()
         try:
@@ -96,7 +97,7 @@ class CardKeeper:
             await asyncio.gather(self._renewing, return_exceptions=True)
 
     async def card(self) -> Card:
-        """The card in the canonical form, a minute old at most. Raises Refusal: UPSTREAM_FAILED, RESPONSE_REFUSED."""
+        """The card in the canonical form, at most a minute old. Raises Refusal: UPSTREAM_FAILED, RESPONSE_REFUSED."""
         if self._get is None:
             raise Refusal(Reason.UPSTREAM_FAILED, "the address of its card is not configured (a2a.card_url)")
         async with self._one_at_a_time:

@@ -1,7 +1,7 @@
 """Sends operations to agents over gRPC.
 
-The messages are encoded here and sent over a grpc channel. The gRPC status tells an agent's error from a failure of the
-connection; `google.rpc.ErrorInfo`, if the agent sends it, says which error it is.
+The messages are encoded here and sent over a grpc channel. The gRPC status distinguishes an agent's error from a
+failure of the connection; `google.rpc.ErrorInfo`, if the agent sends it, identifies the error.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ from sidecar.upstreams.agents.transport import AgentEvents, Declined, OutgoingOp
 from sidecar.upstreams.credentials.source import CredentialSource, Header
 
 SERVICES: Final[Mapping[Version, str]] = {"1.0": "lf.a2a.v1.A2AService", "0.3": "a2a.v1.A2AService"}
-# Failures of the connection. Any other status outside A2A is one that each caller can cause.
+# Failures of the connection. A caller can cause any other status outside A2A.
 _TROUBLE: Final = frozenset({"UNAVAILABLE", "INTERNAL", "UNKNOWN", "DATA_LOSS"})
 STREAMS_EACH: Final = 50  # per connection; servers allow a hundred by default
 MAX_BACKOFF_MS: Final = 2000  # the breaker decides how often to reconnect; grpc's own limit is two minutes
@@ -89,7 +89,7 @@ class GrpcAgent:
     async def listen(self, outgoing: OutgoingOperation) -> AgentEvents | AgentError:
         version = self._version()
         path, body, metadata, shown, _ = await self._written(outgoing, version)
-        # Never a connection of calls: an agent accepts only so many streams on each (threats D3).
+        # Never a connection of calls: an agent accepts a limited number of streams on each (threats D3).
         channel = next((one for one, held in self._streams.items() if held < STREAMS_EACH), None) or self._opened()
         self._streams.setdefault(channel, 0)
         method: aio.UnaryStreamMultiCallable[bytes, bytes] = channel.unary_stream(path)
@@ -130,7 +130,7 @@ class GrpcAgent:
             ("grpc.enable_retries", 0),
             *self._proxy_options(),
             ("grpc.max_reconnect_backoff_ms", MAX_BACKOFF_MS),
-            ("grpc.use_local_subchannel_pool", 1),  # otherwise all of them would share one connection
+            ("grpc.use_local_subchannel_pool", 1),  # otherwise all channels would share one connection
         ]
         if self._secure:
             shown = grpc.ssl_channel_credentials(self._trusted or None)
@@ -150,7 +150,7 @@ class GrpcAgent:
 
 
 def grpc_origin(url: str) -> TargetOrigin:
-    """Returns the destination of a URL of gRPC, as a proxy sees it."""
+    """Returns the destination of a URL of gRPC, in the form that a proxy sees."""
     parts = urlsplit(url)
     return parse_origin(f"{'https' if parts.scheme == 'grpcs' else 'http'}://{parts.netloc}")
 
@@ -200,7 +200,8 @@ class GrpcStream:
 
 
 def _given_up() -> BaseException:
-    """What a cancellation is: grpc raises the same for that of the waiting task and for our own of the call alone."""
+    """Returns the refusal for a cancellation. grpc raises the same error if the waiting task is cancelled and if only
+    the call is."""
     task = asyncio.current_task()
     if task is not None and task.cancelling():
         return asyncio.CancelledError()

@@ -20,7 +20,8 @@ INSTEAD: Final = "(the agent)"
 
 
 class GuardedAgent:
-    """A guarded agent. `share` calls of one caller go at once, each for `timeout_s` at most; `url` is its address."""
+    """A guarded agent. One caller has at most `share` calls at a time, each for at most `timeout_s`; `url` is the
+    agent's address."""
 
     def __init__(self, inner: AgentTransport, account: UpstreamAccount, share: int, timeout_s: float, url: str) -> None:
         self.inner = inner
@@ -31,7 +32,8 @@ class GuardedAgent:
         self._hide = hiding(url, INSTEAD)
 
     async def ask(self, outgoing: OutgoingOperation) -> Result | AgentError:
-        """See `AgentTransport.ask`. Also raises UPSTREAM_OPEN and TOO_MANY_CONCURRENT, both with nothing sent."""
+        """See `AgentTransport.ask`. Also raises UPSTREAM_OPEN and TOO_MANY_CONCURRENT, in both cases before anything is
+        sent."""
         share, own = None, outgoing.caller is None
         if outgoing.caller is not None:
             share, has_place = self.shares.of(outgoing.caller)

@@ -1,7 +1,7 @@
 """Sends operations to agents over HTTP.
 
-The request is built from what was decided: the sidecar's headers and credential, and the parameters rewritten in the
-form that the agent speaks. Responses are parsed as strictly as requests.
+The request is built from the decided operation: the sidecar's headers and credential, and the parameters in the agent's
+form. Responses are parsed as strictly as requests.
 """
 
 import itertools
@@ -25,9 +25,9 @@ from sidecar.upstreams.http_address import HttpAddress, body_of, hold, refusal_f
 from sidecar.upstreams.mcp.transport import EVENT_STREAM, JSON, MAX_ERROR_BYTES
 from sidecar.upstreams.statuses import LIMITED, in_words_of, passes_on, refusal_of
 
-_new = tuple.__new__  # as in `jsonrpc.py`
+_new = tuple.__new__  # see `jsonrpc.py`
 A2A_JSON: Final = "application/a2a+json"
-MAX_FORMS: Final = 16  # an address with an id of a task is used a few times only
+MAX_FORMS: Final = 16  # an address that contains a task id is used only a few times
 
 
 class _Request(NamedTuple):
@@ -52,7 +52,7 @@ class _Request(NamedTuple):
         return said if error is None else error
 
     def read(self, raw: bytes, status: int) -> Result | AgentError:
-        """The same, with a result in the canonical form."""
+        """Like `take`, with a result in the canonical form."""
         said = self.take(raw, status)
         try:
             return said if isinstance(said, AgentError) else self.form.read_result(self.operation, said)
@@ -69,7 +69,7 @@ class _Request(NamedTuple):
 
 
 class HttpAgent(ABC):
-    """An agent over HTTP. `version` gives the version that it speaks, as far as is known now."""
+    """An agent over HTTP. `version` gives the version that it speaks, as far as is known."""
 
     def __init__(self, address: HttpAddress, version: Callable[[], Version], max_response_bytes: int) -> None:
         self._address = address
@@ -80,7 +80,7 @@ class HttpAgent(ABC):
 
     @abstractmethod
     def _request(self, outgoing: OutgoingOperation, version: Version) -> _Request:
-        """Raises UnreadableMessage for what this version cannot express."""
+        """Raises UnreadableMessage for parameters that this version cannot express."""
 
     @abstractmethod
     async def _whole(self, asked: _Request, response: ClientResponse) -> Result | AgentError: ...
@@ -111,7 +111,7 @@ class HttpAgent(ABC):
         raise _refused("it answered in one body where a stream was requested")
 
     def _send(self, outgoing: OutgoingOperation) -> tuple[_Request, Awaitable[ClientResponse]]:
-        """The request, and the head of its response once it is here. Raises Refusal, EgressError."""
+        """Sends the request. Returns it with the head of its response. Raises Refusal, EgressError."""
         version, streams = self._version(), outgoing.operation.streams
         try:
             asked = self._request(outgoing, version)
@@ -205,7 +205,7 @@ class HttpJsonAgent(HttpAgent):
         if status == LIMITED or (status >= 500 and status not in (500, 501)):
             raise await self._failed(asked, response)
         if response.media_type not in (JSON, A2A_JSON):
-            if status in (404, 405):  # the agent has no such address: not every agent has every operation
+            if status in (404, 405):  # the agent has no such address: agents need not offer every operation
                 return AgentError(-32601, "")
             raise _no_a2a(response)
         raw = await response.read(MAX_ERROR_BYTES)
@@ -218,7 +218,7 @@ class HttpJsonAgent(HttpAgent):
 
 
 class HttpStream:
-    """Events over a connection. One of another type than `message` counts only if it is an answer."""
+    """Events over a connection. One of another type than `message` is read only if it is an answer."""
 
     def __init__(self, asked: _Request, response: ClientResponse, max_event_bytes: int) -> None:
         self._asked, self._response, self._max_event_bytes = asked, response, max_event_bytes
@@ -261,7 +261,7 @@ def _rpc_result(number: int, said: Any) -> Any | AgentError:
     if "error" not in said:
         return said.get("result")  # the official 0.3 SDK omits a result that is null
     error = said["error"]
-    if not isinstance(error, dict) or type(error.get("code")) is not int:  # a bool is one to isinstance
+    if not isinstance(error, dict) or type(error.get("code")) is not int:  # to isinstance, a bool is an int
         raise _refused("its error is not a JSON-RPC error")
     return AgentError(error["code"], _text(error.get("message")), tuple(_details(error.get("data"))))
 
@@ -287,7 +287,7 @@ def _error_in(said: Any, status: int) -> AgentError | None:
 
 
 def _own_error_in(raw: bytes) -> AgentError | None:
-    """The error in a body, if it is one of A2A's: any web framework writes JSON when it fails."""
+    """The error in a body, if it is one of A2A's; any web framework may write JSON when it fails."""
     try:
         said = jsonrpc.parse_answer(raw)
     except Refusal:
@@ -306,7 +306,7 @@ def _details(data: Any) -> Iterator[Mapping[str, Any]]:
 
 
 def _is_detail(one: Mapping[str, Any]) -> bool:
-    """Whether it has a type, and, as an `ErrorInfo`, members that are strings and a map of strings."""
+    """Whether it has a type and, for an `ErrorInfo`, members that are strings and a map of strings."""
     if one.get("@type") != ERROR_INFO:
         return isinstance(one.get("@type"), str)
     metadata = one.get("metadata", {})

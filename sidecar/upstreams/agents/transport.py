@@ -1,7 +1,7 @@
 """The interface of an agent transport.
 
 Operations and results are in the canonical form; an agent's own error is an `AgentError`. Nothing is ever sent twice:
-the agent may have executed an operation that it did not answer.
+the agent may have executed an unanswered operation.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ def unreadable(error: UnreadableMessage) -> Refusal:
 
 
 class Declined(Refusal):
-    """The address answered, but not in A2A: a redirect, or an error of a proxy. Each caller can cause it: no fault."""
+    """The address answered, but not in A2A: a redirect, or an error of a proxy. Any caller can cause this, so it is not
+    a fault."""
 
     def __init__(self, said: str) -> None:
         super().__init__(Reason.UPSTREAM_FAILED, said)
@@ -44,9 +45,9 @@ Begun = Callable[[Result], Awaitable[object]]
 
 
 class OutgoingOperation(NamedTuple):
-    """One operation on its way to an agent. `caller` None is the sidecar itself. `deadline_s` is in seconds from now
-    and bounds a whole answer, or the beginning of a stream. `extra` are trace headers. `begun` is called as soon as a
-    task exists, by transports that know that before the answer; it raises Refusal."""
+    """One operation to send to an agent. `caller` None is the sidecar itself. `deadline_s` is in seconds from now and
+    bounds a whole answer, or the beginning of a stream. `extra` are trace headers. `begun` is called as soon as a task
+    exists, by transports that know this before the answer; it raises Refusal."""
 
     operation: Operation
     params: Result
@@ -64,7 +65,7 @@ class AgentEvents(Protocol):
         """The events; None is a keep-alive. An `AgentError` is the last item. Raises Refusal."""
 
     def close(self) -> None:
-        """Cancels the rest; the agent sees that at once. Calling it twice is allowed."""
+        """Cancels the rest; the agent notices at once. Calling it twice is allowed."""
 
 
 class AgentTransport(Protocol):

@@ -1,9 +1,9 @@
 """Signs tokens that name the chain of a call for an upstream.
 
-A JWT that names the chain as RFC 8693 4.1 does: `sub` is the first principal, and each further one is an `act` around
-those before it, so that the outermost is the direct caller. Names are full (`user:corp/alice`); another sidecar reads
+Signs a JWT that names the chain by RFC 8693 4.1: `sub` is the first principal, and each further one is an `act` around
+the earlier ones, so that the outermost is the direct caller. Names are full (`user:corp/alice`); another sidecar reads
 the token as a peer's (identity/issuers.py). A token is valid for one audience, and never longer than the caller's
-credential; it is reused for half of its time. A key file that other users can read is refused.
+credential; it is reused for half of its lifetime. A key file that other users can read is refused.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ NO_SIGNER: Final = TokenSigner("")
 
 
 def signer_from(settings: Settings, issuer: str, *, make: bool) -> TokenSigner:
-    """The settings' signer, if they need one. `make` writes a missing key to the data folder. Raises SettingsError."""
+    """The settings' signer, if required. `make` writes a missing key to the data folder. Raises SettingsError."""
     if not settings.signs:
         return TokenSigner(issuer)
     path = settings.signing_key_path
@@ -80,7 +80,7 @@ class _Kept(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SignedSource(CredentialSource):
-    """`roles`: whether the token has the first principal's; `own`: the `sub` of the sidecar's own requests."""
+    """`roles`: whether the token has the first principal's roles. `own`: the `sub` of the sidecar's own requests."""
 
     signer: TokenSigner
     audience: str
@@ -103,7 +103,7 @@ class SignedSource(CredentialSource):
         roles = caller.chain[0].roles if caller is not None and self.roles else _NO_ROLES
         now, place = self.clock(), (names, roles)
         kept = self._kept.get(place)
-        # A clock that was set back makes a new one.
+        # If the clock was set back, a new token is signed.
         if kept is None or not kept.from_s <= now < kept.until_s or (ends_s is not None and kept.ends_s > ends_s):
             kept = self._kept[place] = self._made(names, roles, now, ends_s)
             if len(self._kept) > MAX_KEPT:
@@ -116,7 +116,7 @@ class SignedSource(CredentialSource):
 
     def _made(self, names: tuple[str, ...], roles: frozenset[str], now: float, caller_ends_s: float | None) -> _Kept:
         ends_s = now + self.ttl_s
-        if caller_ends_s is not None:  # a credential within the clock's leeway: one second at least
+        if caller_ends_s is not None:  # for a credential within the clock's leeway, at least one second
             ends_s = max(min(ends_s, caller_ends_s), now + 1)
         claims: dict[str, Any] = {
             "iss": self.signer.issuer,

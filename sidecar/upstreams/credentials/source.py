@@ -1,7 +1,7 @@
 """The interface of an upstream credential, and the credentials that need no request to another party.
 
 The caller's token is on `Caller.token` for the duration of its request; only `PassedToken` and `token_exchange` read
-it. It is passed through only if the operator configured that: the server can use it elsewhere (MCP forbids that).
+it. It is passed through only if the operator configured that: the server could use it elsewhere, so MCP forbids this.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Header = tuple[str, str]
 
 
 class CredentialSource:
-    """Gives the credential header of an exchange; this base class none. Equal sources also have equal files."""
+    """Gives the credential header of an exchange; this base class gives none. Equal sources also have equal files."""
 
     __slots__ = ()
     varies: ClassVar[bool] = False
@@ -28,16 +28,17 @@ class CredentialSource:
         return None
 
     async def header(self, caller: Caller | None, deadline_s: float) -> Header | None:
-        """The header for a caller's exchange, None is the sidecar; None if none is sent. Raises Unsent."""
+        """Returns the header for a caller's exchange; `caller` None is the sidecar. None if no header is sent. Raises
+        Unsent."""
         return self.fixed
 
     def at_hand(self, caller: Caller | None) -> Header | None:
-        """The header if no other party has to be asked for it; None if `header` may know one. It is the only one, so
-        `refused` is not called for it."""
+        """Returns the header if it is available without a request to another party; None if only `header` may find one.
+        There is no other header, so `refused` is not called for it."""
         return None
 
     async def header_within(self, caller: Caller | None, deadline_s: float) -> tuple[Header | None, float]:
-        """The header to send, and the time that is left. Raises Unsent."""
+        """The header to send, and the remaining time. Raises Unsent."""
         if not self.varies:
             return self.fixed, deadline_s
         loop = asyncio.get_running_loop()
@@ -69,7 +70,7 @@ class UpstreamCredentialValue(CredentialSource):
 
 @dataclass(frozen=True, slots=True)
 class PassedToken(CredentialSource):
-    """The token that was verified on this very request. `own` is sent with the sidecar's own requests."""
+    """The token that was verified on this request. `own` is sent with the sidecar's own requests."""
 
     own: CredentialSource = NO_CREDENTIAL
     varies: ClassVar[bool] = True

@@ -5,7 +5,7 @@
     valid                  no fetch, no waiting
     refused lately         the same refusal, for some seconds: no caller can force a fetch with each call
 
-A fetch belongs to no single caller: a caller that stops waiting does not end it for the others.
+A fetch belongs to no single caller. A caller that stops waiting does not end it for the others.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class GrantedToken:
 
 @dataclass(slots=True, eq=False)
 class _CachePlace:
-    """The token of one key, "" if there is none, and its last failure. Times are monotonic seconds."""
+    """The token of one key, "" for none, and its last failure. Times are monotonic seconds."""
 
     value: str = field(default="", repr=False)
     renew_at: float = -inf
@@ -60,7 +60,7 @@ class TokenCache:
         return len(self._places)
 
     async def get(self, key: bytes, fetch: Callable[[], Awaitable[GrantedToken]], deadline_s: float) -> str:
-        """A valid token. `fetch` raises Unsent, and so does this."""
+        """Returns a valid token. Raises Unsent, like `fetch`."""
         place = self._place(key)
         now = self.clock_mono()
         if now < place.renew_at:
@@ -73,7 +73,7 @@ class TokenCache:
             return place.value
         flight = place.flight
         if flight is not None:
-            # Waited for, not awaited: cancelling a caller does not cancel the fetch, nor the fetch a caller.
+            # Waited for instead of awaited, so that cancelling a caller does not cancel the fetch, and vice versa.
             done, _ = await asyncio.wait({flight}, timeout=max(0.0, deadline_s))
             if not done or flight.cancelled():
                 raise Unsent(*LATE)
@@ -84,7 +84,8 @@ class TokenCache:
         raise Unsent(reason, detail, challenge=challenge)
 
     def drop(self, key: bytes, value: str) -> None:
-        """The upstream rejected this token. Only one in some seconds is dropped, lest each call cause a fetch."""
+        """The upstream rejected this token. At most one is dropped every few seconds, so that calls cannot cause a
+        fetch each."""
         place, now = self._places.get(key), self.clock_mono()
         if place is not None and place.value == value and now - place.dropped_at >= PAUSE_S:
             place.value, place.renew_at, place.ends_at = "", -inf, -inf

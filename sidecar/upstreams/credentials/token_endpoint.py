@@ -29,7 +29,7 @@ MAX_ANSWER_BYTES: Final = 64 * 1024
 MAX_TOKEN_CHARS: Final = 16 * 1024
 MAX_CONNECTIONS: Final = 16
 UNKNOWN_LIFE_S: Final = 60.0  # RFC 6749 5.1 lets an endpoint omit it
-MAX_LIFE_S: Final = 3600.0  # the longest, whatever the endpoint says: a token that is revoked is not used for days
+MAX_LIFE_S: Final = 3600.0  # the maximum, whatever the endpoint returns, so that a revoked token is not used for days
 ASSERTION_S: Final = 60.0
 _ASSERTION_TYPE: Final = "urn:ietf:params:oauth:client-assertion-type:jwt-bearer"
 _TOKEN: Final = pattern(r"[A-Za-z0-9\-._~+/]+=*")
@@ -51,8 +51,8 @@ class DeniedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ClientProof:
-    """The client's authentication: a `secret` in the header, or in the form if `in_body`; with a `key` an assertion. A
-    public client has neither."""
+    """The client's authentication: a `secret` in the header, or in the form if `in_body`, or an assertion signed with
+    `key`. A public client has neither."""
 
     client_id: str
     secret: str = field(default="", repr=False)
@@ -89,7 +89,7 @@ class TokenEndpoint:
         new_id: Callable[[], str],
         egress: Egress = DIRECT,
     ) -> None:
-        """Raises ValueError for an invalid URL, or one that secrets must not be sent to."""
+        """Raises ValueError for an invalid URL, or one to which secrets must not be sent."""
         self._origin = parse_origin(url)
         if not self._origin.secure and not self._origin.loopback:
             raise ValueError("secrets go to a token endpoint over https only")
@@ -101,7 +101,7 @@ class TokenEndpoint:
         return await self._posted(form, _granted)
 
     async def ask_for_id_token(self, form: Form) -> str:
-        """Requests an ID token (OpenID Connect Core 3.1.3). Raises as `ask` does."""
+        """Requests an ID token (OpenID Connect Core 3.1.3). Raises the same errors as `ask`."""
         return await self._posted(form, _id_token)
 
     async def _posted(self, form: Form, granted: Callable[[int, Mapping[str, Any]], T]) -> T:
@@ -156,7 +156,7 @@ def _granted(status: int, said: Mapping[str, Any]) -> GrantedToken:
         raise _failed("its token endpoint gave no token")
     if not isinstance(kind, str) or kind.lower() != "bearer":
         raise _failed("its token endpoint gave a token that is no bearer token")
-    if said.get("issued_token_type", _TYPES[0]) not in _TYPES:  # RFC 8693 2.2.1: an id token, say, is not for servers
+    if said.get("issued_token_type", _TYPES[0]) not in _TYPES:  # RFC 8693 2.2.1: ID tokens are not for servers
         raise _failed("its token endpoint gave a token that is no access token")
     life_s = _life_s(said.get("expires_in"))
     if life_s <= 0:

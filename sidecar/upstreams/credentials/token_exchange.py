@@ -55,7 +55,8 @@ class OwnGrant(CredentialSource):
 
 @dataclass(frozen=True, slots=True)
 class ExchangedTokens(OwnGrant):
-    """A token exchanged for each caller's token (RFC 8693). The sidecar's own requests have one as in `OwnGrant`."""
+    """A token exchanged for each caller's token (RFC 8693). The sidecar's own requests use a token like that of
+    `OwnGrant`."""
 
     client: TokenExchange
 
@@ -90,7 +91,7 @@ class ExchangedTokens(OwnGrant):
 
 
 def _key_of(caller: Caller | None) -> bytes:
-    """The cache's key: no caller's token is stored there. The sidecar's own token has an empty one."""
+    """The cache's key, which contains no caller's token. The sidecar's own token has an empty key."""
     return b"" if caller is None else sha256(caller.token.encode()).digest()
 
 

@@ -1,1 +1,1 @@
-"""MCP servers as upstreams: transports, sessions, the bridge between eras, the tool catalogue and pins."""
+"""MCP servers as upstreams: transports, sessions, the bridge between MCP revisions, the tool catalogue and pins."""

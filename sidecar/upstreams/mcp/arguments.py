@@ -1,9 +1,9 @@
 """Validates tool arguments against their JSON Schema.
 
 Both sides are untrusted: the schema is the upstream's, the arguments are the caller's. A schema is examined once, when
-it is listed, and refused if checking it could access the network, run away, or mean something else to another reader;
-then only its tool is quarantined. An accepted schema is compiled for `jsonschema-rs`: linear-time patterns, no
-retrieval.
+it is listed, and refused if checking it could access the network or take unbounded time, or if another reader could
+understand it differently; then only its tool is quarantined. An accepted schema is compiled for `jsonschema-rs`:
+linear-time patterns, no retrieval.
 
     bound                                  why
     64 KiB, 64 levels, 64 patterns         compiling is work, and patterns are memory
@@ -11,7 +11,8 @@ retrieval.
     subschemas x values of one call        what one call may cost; about 10 ns for each pair
     explaining only if it is cheap         the engine validates at once, but collects errors branch by branch
 
-`format` is an annotation, as in JSON Schema 2020-12. `$` in a pattern is the end of the text, never before a line end.
+`format` is an annotation, as in JSON Schema 2020-12. `$` in a pattern is the end of the text, never a position before a
+line end.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ MAX_POINTER_CHARS: Final = 256
 TOO_MUCH: Final = "too-much-work"
 UNEXPLAINED: Final = "schema"
 
-# The engine's class of each dialect, by name: it is loaded with the first schema.
+# The engine's class of each dialect, by name. The engine is loaded with the first schema.
 DIALECTS: Final[Mapping[str, str]] = {
     "https://json-schema.org/draft/2020-12/schema": "Draft202012Validator",
     "https://json-schema.org/draft/2019-09/schema": "Draft201909Validator",
@@ -49,14 +50,15 @@ DIALECTS: Final[Mapping[str, str]] = {
 }
 DEFAULT_DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"  # MCP 2025-11-25, SEP-1613
 
-# The keywords that refer to a schema, and the dialects that define each. Other dialects would ignore it silently.
+# The keywords that refer to a schema, and the dialects that define each. Other dialects would silently ignore it.
 _DYNAMIC_REF, _RECURSIVE_REF = "$dynamicRef", "$recursiveRef"
 _DIALECT_OF_REF: Final = {
     _DYNAMIC_REF: "https://json-schema.org/draft/2020-12/schema",
     _RECURSIVE_REF: "https://json-schema.org/draft/2019-09/schema",
 }
 _EMBEDS: Final = frozenset(_DIALECT_OF_REF.values())  # the dialects in which a schema may hold others, by `$id`
-# Names that every reader resolves and compares alike: without dot segments, escapes, ports and empty segments.
+# Names that every reader resolves and compares in the same way: without dot segments, escapes, ports and empty
+# segments.
 _STEPS = r"[A-Za-z0-9_~\-][A-Za-z0-9._~\-]*(?:/[A-Za-z0-9_~\-][A-Za-z0-9._~\-]*)*"
 _PLAIN_NAME = re.compile(rf"(?:https?://[a-z0-9.\-]+(?:/{_STEPS})?|urn:[a-z0-9\-]+:[A-Za-z0-9._~:/\-]+|/?{_STEPS})\Z")
 _NAMELESS: Final = "https://schema.invalid/schema"  # the base of names in a document without one
@@ -76,8 +78,9 @@ class SchemaRefused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """Where arguments do not fit: a JSON Pointer (RFC 6901) and the keyword, never the value (threat C5). Two keywords
-    are the sidecar's own: `too-much-work` (nothing was checked) and `schema` (refused, too costly to locate)."""
+    """The place where arguments violate the schema: a JSON Pointer (RFC 6901) and the keyword, never the value (threat
+    C5). Two keywords are the sidecar's own: `too-much-work` (nothing was checked) and `schema` (refused, too expensive
+    to locate)."""
 
     pointer: str
     keyword: str
@@ -86,7 +89,7 @@ class Violation:
 @dataclass(frozen=True, slots=True)
 class ArgumentSchema:
     """A compiled schema. `weight` counts its subschemas, `patterns` its patterns, both with references unfolded. Values
-    whose JSON text has at most `small_bytes` may be given to `accepts` without counting them."""
+    whose JSON text has at most `small_bytes` may be passed to `accepts` without counting."""
 
     weight: int
     patterns: int
@@ -99,12 +102,12 @@ class ArgumentSchema:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "accepts", self._validator.is_valid)
-        # it is little work even with one value and one character per byte
+        # cheap even with one value and one character per byte
         object.__setattr__(self, "small_bytes", min(MAX_WORK // self.weight, MAX_PATTERN_WORK // (self.patterns or 1)))
 
     def violation(self, arguments: Any, size: int = 0) -> Violation | None:
-        """The first violation in parsed arguments, or in a result, if any. Its time is bounded for any value. `size` is
-        that of the JSON text which they were in, if it is known."""
+        """The first violation in parsed arguments, or in a result, if any. The time is bounded for any value. `size` is
+        the length of the JSON text, if known."""
         try:  # counting takes much longer
             little = (size or len(orjson.dumps(arguments))) <= self.small_bytes
         except TypeError:  # orjson cannot write it: count
@@ -126,11 +129,11 @@ class ArgumentSchema:
             self._validator.validate(arguments)
         except ValidationError as error:
             return Violation(_pointer(error.instance_path), error.kind.name)
-        return Violation("", UNEXPLAINED)  # the engine contradicts itself: the refusal stands
+        return Violation("", UNEXPLAINED)  # the engine contradicts itself: the refusal remains
 
 
 def compile_schema(schema: object, *, of_object: bool = True) -> ArgumentSchema:
-    """Checks and compiles an `inputSchema`, or an `outputSchema`, which need not be `of_object`. Raises
+    """Checks and compiles an `inputSchema`, or an `outputSchema`, which is not necessarily `of_object`. Raises
     SchemaRefused."""
     import jsonschema_rs
 
@@ -159,7 +162,7 @@ def compile_schema(schema: object, *, of_object: bool = True) -> ArgumentSchema:
 
 
 def every_subschema(root: object) -> Iterator[dict[str, Any]]:
-    """Every object schema in `root`, itself included, that keywords lead to; references are not followed."""
+    """Every object schema in `root`, itself included, that keywords reach; references are not followed."""
     waiting: list[object] = [root]
     while waiting:
         node = waiting.pop()
@@ -170,7 +173,8 @@ def every_subschema(root: object) -> Iterator[dict[str, Any]]:
 
 @dataclass(slots=True)
 class _SchemaPlaces:
-    """Every named schema of a document, by its resource's name; `top` is its own, `bases` the resource of each id()."""
+    """Every named schema of a document, by its resource's name; `top` is the document's own, `bases` the resource of
+    each id()."""
 
     dialect: str
     top: str = ""
@@ -216,7 +220,7 @@ class _SchemaPlaces:
             self.dynamic.setdefault(_RECURSIVE_REF, []).append(node)
 
     def joined(self, base: str, name: str) -> str | None:
-        """A name resolved against a resource; None if readers may differ."""
+        """Returns a name resolved against a resource; None if readers may differ."""
         if not name:
             return base
         if not _PLAIN_NAME.match(name):
@@ -228,7 +232,7 @@ class _SchemaPlaces:
 
 @dataclass(slots=True)
 class _Survey:
-    """Walks every subschema once, follows references, and adds up what checking may cost."""
+    """Walks every subschema once, follows references, and adds up the maximum cost of checking."""
 
     root: dict[str, Any]
     places: _SchemaPlaces
@@ -262,7 +266,7 @@ class _Survey:
         patterns, branching = own_patterns, 0
         for keyword, step, child in _subschemas(node):
             below, within = self.weigh(child, f"{at}/{step}", level, base)
-            if keyword in _DEFINITIONS:  # no cost until it is referred to
+            if keyword in _DEFINITIONS:  # no cost until a reference uses it
                 continue
             weight, patterns = weight + below, patterns + within
             branching += below if keyword in _BRANCHES else 0
@@ -285,7 +289,8 @@ class _Survey:
         for keyword, dialect in _DIALECT_OF_REF.items():
             if keyword in node and dialect != self.places.dialect:
                 raise SchemaRefused(f"{_place(at)}/{keyword} is not of this dialect, but of {dialect}")
-        # A second base would change the meaning of every "#/..." below it; a base that no keyword leads to has none.
+        # A second base would change the meaning of every "#/..." below it; a base that no keyword reaches has no
+        # effect.
         unnoted = node is not self.root and id(node) not in self.places.bases
         for keyword, refused in (("$id", unnoted), ("id", node is not self.root and not self._embeds)):
             if refused and isinstance(node.get(keyword), str):
@@ -398,7 +403,7 @@ def _pointer(path: list[str | int]) -> str:
 
 
 def _place(at: str) -> str:
-    """A path in a schema for error texts, shortened to its end."""
+    """Returns a path in a schema for error texts, shortened to its end."""
     return at if len(at) <= MAX_POINTER_CHARS else f"...{at[-MAX_POINTER_CHARS:]}"
 
 
@@ -418,7 +423,8 @@ def _why_uncompiled(error: Exception) -> str:
 
 
 def _why_invalid(schema: dict[str, Any]) -> str:
-    """The second engine's explanation of what the meta-schema refuses. Imported late, as it is rarely needed."""
+    """Returns the second engine's explanation of a schema that the meta-schema refuses. Imported late, because it is
+    rarely needed."""
     import jsonschema
     from jsonschema.exceptions import best_match
 

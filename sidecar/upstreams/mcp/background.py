@@ -15,7 +15,8 @@ CLOSING_S: Final = 2.0
 
 
 class BackgroundTasks:
-    """Background tasks, bounded in time and number. Work beyond is dropped: servers and stores have time-outs too."""
+    """Background tasks, bounded in time and number. Excess work is dropped, because servers and stores have their own
+    time-outs."""
 
     def __init__(self, max_tasks: int = MAX_TASKS) -> None:
         self._max_tasks = max_tasks
@@ -39,7 +40,7 @@ class BackgroundTasks:
 
 
 def landed(tasks: dict[Any, asyncio.Task[Any]], key: object, task: asyncio.Task[Any]) -> None:
-    """The task under this key is done. Its exception is for those who wait for it, if any do."""
+    """The task under this key is done. Its exception goes to the waiting callers, if any."""
     tasks.pop(key, None)
     if not task.cancelled():
         task.exception()

@@ -1,4 +1,4 @@
-"""Keeps the tools of an upstream and their schemas, as its own `tools/list` gives them.
+"""Stores the tools of an upstream and their schemas, from its own `tools/list`.
 
 No call is sent unvalidated, so a call waits for the list, within its deadline.
 
@@ -8,7 +8,7 @@ No call is sent unvalidated, so a call waits for the list, within its deadline.
     changed, or too old      waits for a list begun since    the same
     no list available        upstream-failed, upstream-timeout
 
-Changes are heard on a stream of our own if the upstream announces them, and on callers' streams (`stale`).
+Changes arrive on a stream of the sidecar's own, if the upstream announces them, and on callers' streams (`stale`).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from sidecar.upstreams.mcp.listing import OwnConversation
 from sidecar.upstreams.mcp.tools import Tool, tools_from
 from sidecar.upstreams.mcp.transport import McpTransport
 
-# A list may serve this long beyond its time while the upstream does not give a newer one: an outage of tools/list alone
+# A list may be used this long after its expiry if the upstream does not give a newer one: an outage of tools/list alone
 # is no reason to refuse calls, and an old schema still validates. Afterwards calls are refused.
 MAX_STALE_S: Final = 600.0
 FORCED_EVERY_S: Final = 1.0
@@ -64,7 +64,7 @@ class ToolCatalogue:
         self._refuse_hidden, self._checks_output = refuse_hidden, checks_output
         self.listed_at: float | None = None  # seconds since the epoch
         self.lists = 0  # the number of lists so far: a watcher for changes compares only this
-        self.tools: Mapping[str, Tool] = {}  # those listed last, by name, quarantined tools too
+        self.tools: Mapping[str, Tool] = {}  # the last listed tools by name, including quarantined ones
         self._fresh_until = self._serves_until = self._begun_at = self._forced_at = -inf
         self._changes = 0  # the number of announced changes
         self._covered = -1  # the number of changes that the current list includes
@@ -80,7 +80,7 @@ class ToolCatalogue:
         self._spelling = asyncio.Lock()
 
     def known(self, name: str) -> Tool | None:
-        """The tool, quarantined or not, if the list may be used without waiting. No I/O."""
+        """The tool, quarantined or not, if the list may be used without waiting. Does no I/O."""
         now = self._clock()
         if self._covered < self._changes or now >= self._serves_until:
             return None
@@ -93,7 +93,7 @@ class ToolCatalogue:
         tool = self.tools.get(name)
         known = tool is not None and digest in (None, tool.definition.digest)
         if not known and self._may_force(self._clock()):
-            self._refresh(self._clock())  # a caller's list has a tool that ours has not
+            self._refresh(self._clock())  # a caller's list has a tool that the sidecar's list lacks
         return known and tool is not None and tool.schema is not None
 
     async def tool(self, name: str, deadline_s: float) -> Tool:
@@ -124,11 +124,11 @@ class ToolCatalogue:
         return self._enquiry.capabilities
 
     def stale(self) -> None:
-        """The upstream announced a change of its list: the current one is not used again."""
+        """The upstream announced a change of its list: the current list is not used again."""
         self._changes += 1
 
     async def probe(self, within_s: float) -> None:
-        """Checks that the upstream answers, in the conversation that its tools are listed in. Raises Refusal."""
+        """Checks that the upstream answers, in the conversation in which its tools are listed. Raises Refusal."""
         await self._enquiry.probe(within_s)
 
     async def explore(self) -> None:
@@ -143,7 +143,8 @@ class ToolCatalogue:
         self._tell_of_left_out()
 
     async def learn_spellings(self, within_s: float) -> None:
-        """Lists the resources, once a minute, before a URI not in normal form is read: the upstream may spell it so."""
+        """Lists the resources, once a minute, before a URI that is not in normal form is read, because the upstream may
+        use this spelling."""
         async with self._spelling:
             if self._clock() < self._spelled_until:
                 return
@@ -153,7 +154,7 @@ class ToolCatalogue:
                     self.spellings.learn_all(named_in("resources", await self._enquiry.entries("resources")))
 
     def has(self, kind: str, name: str) -> bool | None:
-        """Whether the upstream lists a tool, prompt or resource of this name; None if no list is known. No I/O."""
+        """Whether the upstream lists a tool, prompt or resource of this name; None if no list is known. Does no I/O."""
         if kind == "tool":
             return name in self.tools if self.lists else None
         listed = self._offers.get(f"{kind}s")
@@ -168,7 +169,7 @@ class ToolCatalogue:
 
     @property
     def left_out(self) -> tuple[LeftOut, ...]:
-        """Entries that no caller can use, with reasons: entries that no call can name, and quarantined tools."""
+        """Entries that no caller can use, with reasons: invalid names, and quarantined tools."""
         tools = self.tools.values()
         quarantined = (LeftOut("tool", tool.name, tool.quarantine_reason) for tool in tools if tool.schema is None)
         return (*quarantined, *chain.from_iterable(self._left_out.values()))
@@ -182,7 +183,8 @@ class ToolCatalogue:
             log.warning("a server's entry is left out", extra=about)
 
     def summary(self) -> Mapping[str, Any]:
-        """For operators: how many tools, which are quarantined and why, the revision spoken, the last failure."""
+        """For operators: the number of tools, the quarantined ones with reasons, the revision in use, the last
+        failure."""
         greeting = self._enquiry.greeting
         quarantined = {tool.name: tool.quarantine_reason for tool in self.tools.values() if tool.schema is None}
         return {
@@ -231,7 +233,7 @@ class ToolCatalogue:
         try:
             async with asyncio.timeout(self._upstream.timeout_s):
                 listing = await self._enquiry.list_tools()
-                # Compiling two thousand schemas takes seconds; the event loop goes on meanwhile.
+                # Compiling two thousand schemas takes seconds, during which the event loop continues to run.
                 tools = await asyncio.to_thread(
                     tools_from,
                     listing.entries,
@@ -275,7 +277,7 @@ class ToolCatalogue:
 
 
 def _once_more(failure: Refusal, reason: Reason | None = None) -> Refusal:
-    """A new exception for each waiting call: one that is raised repeatedly grows with each raise."""
+    """A new exception for each waiting call: an exception that is raised repeatedly grows with each raise."""
     return Refusal(reason or failure.reason, failure.detail, http=failure.http, retry_after_s=failure.retry_after_s)
 
 

@@ -1,17 +1,17 @@
 """Makes a bidirectional message stream look like a Streamable HTTP server (`transport.py`).
 
-A program on pipes and a 2024-11-05 HTTP+SSE server have one line for everything:
+A program on pipes and a 2024-11-05 HTTP+SSE server have one line for all messages:
 
     a request                                answered whole, or with events if a message about it comes first
     progress                                 by its token, to the request that has that token
     a message that names a subscription      to that subscription's stream (MCP 2026-07-28)
     lists changed, resources updated         to the session's own stream (GET), kept for it until it opens
-    a request to the client, a log message   to the newest request in flight, else as above
+    a request to the client, a log message   to the newest request in flight, otherwise as above
 
-Ids and progress tokens on the line are the sidecar's, so that those of callers who share a line cannot collide. A
-request whose caller leaves is `cancelled` at the server; when the line breaks, every caller gets the failure at once.
-A *shared* line has many sessions. Its client is the sidecar, without capabilities: a request or a log message of such a
-server could be about any caller, so it is dropped.
+Ids and progress tokens on the line are the sidecar's, so that those of callers who share a line cannot collide. If a
+request's caller disconnects, the request is `cancelled` at the server. When the line breaks, every caller receives the
+failure at once. A *shared* line has many sessions. Its client is the sidecar, without capabilities: a request or a log
+message of such a server could be about any caller, so it is dropped.
 """
 
 from __future__ import annotations
@@ -69,11 +69,12 @@ class DuplexWire(ABC):
 
     @abstractmethod
     async def send(self, message: bytes, caller: Caller | None) -> None:
-        """Sends a message in order for `caller` (None: the line's last); waits for a slow reader. Raises Refusal."""
+        """Sends a message for `caller` (None: the line's last caller), in order; waits for a slow reader. Raises
+        Refusal."""
 
     @abstractmethod
     def messages(self) -> AsyncGenerator[bytes, None]:
-        """The server's messages, bounded in size. Ends with the line; a Refusal instead gives the reason."""
+        """The server's messages, bounded in size. Ends with the line; a Refusal gives the reason."""
 
     @abstractmethod
     async def close(self) -> None:
@@ -82,7 +83,8 @@ class DuplexWire(ABC):
 
 @dataclass(slots=True, eq=False)
 class _Session:
-    """One session on the line. `asked` are the server's requests to its client: our number → the server's id."""
+    """One session on the line. `asked` are the server's requests to its client: the sidecar's number → the server's
+    id."""
 
     id: str
     owner: str
@@ -125,7 +127,7 @@ class _Session:
 
 @dataclass(slots=True, eq=False)
 class _Call:
-    """A request on the line. `token` is the progress token that its caller gave."""
+    """A request on the line. `token` is the progress token that its caller chose."""
 
     request: Request
     outbound: Outbound
@@ -142,7 +144,7 @@ class _Call:
         return self.request.method == "initialize"
 
     def pass_on(self, message: dict[str, Any]) -> None:
-        """Passes on a message about the request, before its response."""
+        """Passes on a message about the request before its response."""
         if not self.head.done():
             left_s = self.until - self.head.get_loop().time()
             self.head.set_result(
@@ -172,8 +174,8 @@ class _Call:
 
 
 class DuplexTransport:
-    """One line of an `owner`. `lost` is called once, when nothing more can go over it; `failure` then says why, which
-    tells nothing of other lines if the server is a caller's `own`. `key`, `used_mono_s`: the keeper's
+    """One line of an `owner`. `lost` is called once, when nothing more can go over it; `failure` then is the reason,
+    which says nothing about other lines if the server is a caller's `own`. `key`, `used_mono_s`: for the keeper
     (`line_sessions.py`)."""
 
     def __init__(
@@ -189,7 +191,7 @@ class DuplexTransport:
     ) -> None:
         self.owner, self.key, self.used_mono_s = owner, key, used_mono_s
         self.failure: Refusal | None = None
-        self.proven = False  # whether it ever answered with anything but an error
+        self.proven = False  # whether it ever answered with something other than an error
         self.noise = 0  # invalid messages since the last valid one
         self.sessions: dict[str, _Session] = {}
         self._own, self._wire, self._lost, self._shared = own, wire, lost, shared
@@ -207,7 +209,7 @@ class DuplexTransport:
 
     @property
     def takes_over(self) -> bool:
-        """Whether a session may begin on it: no request so far has changed its state."""
+        """Whether a session may begin on it, because no earlier request has changed its state."""
         return not self.proven and not self.busy and self.failure is None
 
     async def exchange(self, outbound: Outbound) -> BuiltUpstream:
@@ -299,11 +301,11 @@ class DuplexTransport:
 
     def _tell(self, message: Notification | Response, caller: Caller | None = None) -> None:
         """Sends a message that no caller waits for."""
-        if self.failure is None:  # if it is lost meanwhile, its reader reports that
+        if self.failure is None:  # if the line is lost meanwhile, its reader reports that
             self._background.add(self._wire.send(jsonrpc.encode_message(message), caller))
 
     def _number_of(self, request_id: object, session: _Session | None) -> int | None:
-        """Our number of the newest request of this id in the session."""
+        """Returns the sidecar's number of the newest request of this id in the session."""
         for number, call in reversed(self._calls.items()):
             if call.session is session and not call.opens and call.request.id == request_id:
                 return number
@@ -312,7 +314,7 @@ class DuplexTransport:
     # --- shared lines -------------------------------------------------------------------------------------------------
 
     async def _for_all(self, outbound: Outbound, request: Request, session: _Session | None) -> BuiltUpstream | None:
-        """Answers a request that a shared server's line answers itself; None if the server must answer it."""
+        """Answers a request that the sidecar answers for a shared line; None if the server must answer it."""
         if request.method == "initialize":
             result = await self._greeted(outbound)
             if len(self.sessions) >= MAX_SESSIONS:
@@ -390,7 +392,7 @@ class DuplexTransport:
         number = message.get("id")
         call = self._calls.pop(number, None) if type(number) is int else None
         if call is None:
-            return  # cancelled meanwhile, or never sent: dropped
+            return  # cancelled in the meantime, or never sent: dropped
         self.proven = self.proven or "result" in message
         headers = {}
         if call.opens and "result" in message and not self._shared:
@@ -399,7 +401,7 @@ class DuplexTransport:
         call.answer(message, headers)
 
     def _asked(self, message: dict[str, Any]) -> None:
-        """A request to the client, delivered only if it can be meant for exactly one client."""
+        """A request to the client, delivered only if exactly one client can be its addressee."""
         try:
             asked = jsonrpc.message_from(message)
         except Refusal:
@@ -492,7 +494,7 @@ def _renumbered(params: dict[str, Any], number: int) -> tuple[dict[str, Any], Id
 
 
 def _restore_subscription(holder: object, ours: object, theirs: Id) -> None:
-    """Puts the caller's id where the server names the subscription by the sidecar's."""
+    """Replaces the sidecar's subscription id in the server's message with the caller's."""
     meta = holder.get("_meta") if isinstance(holder, dict) else None
     if isinstance(meta, dict) and meta.get(META_SUBSCRIPTION) == ours:
         meta[META_SUBSCRIPTION] = theirs

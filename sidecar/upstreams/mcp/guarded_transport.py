@@ -11,7 +11,7 @@ Only a failure that callers cannot cause is a fault:
                  or its line was full
 
 MCP specifies 404 for a session that the server does not know; many servers answer 400. A 400 in a session is therefore
-followed by a `ping` in it, and an error status for that means that the session is lost: the answer becomes a 404.
+followed by a `ping` in it, and an error status for the ping means that the session is lost: the answer becomes a 404.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ from sidecar.upstreams.mcp.transport import (
 from sidecar.upstreams.statuses import words_of
 from sidecar.upstreams.upstream_account import CallOutcome, UpstreamAccount
 
-WORDS_PART: Final = 8  # messages that are no calls have an extra share, of this part of the size
+WORDS_PART: Final = 8  # messages that are not calls have an extra share, of this fraction of the size
 PING_S: Final = 5.0
-MAX_LOST: Final = 1_024  # lost sessions that are remembered, so that each is pinged, counted and logged once
+MAX_LOST: Final = 1_024  # lost sessions that are remembered, so that each is pinged, counted and logged only once
 _BAD_REQUEST, _UNAUTHORIZED, _NOT_FOUND = 400, 401, 404
 _LOST: Final = frozenset({_BAD_REQUEST, _NOT_FOUND})
 _EMPTY: Final = "its answer was empty"
@@ -56,7 +56,7 @@ log = logging.getLogger("sidecar.upstreams")
 
 class GuardedTransport(TransportLayer):
     """A guarded upstream. `account` is its record, `share` the number of concurrent calls of one caller. Statuses that
-    do not fit the stateless era put `eras` in doubt."""
+    do not fit stateless revisions put `eras` in doubt."""
 
     def __init__(self, inner: McpTransport, account: UpstreamAccount, share: int, eras: ServerEras) -> None:
         super().__init__(inner)
@@ -69,7 +69,8 @@ class GuardedTransport(TransportLayer):
         self._numbers = count(1)
 
     async def exchange(self, outbound: Outbound) -> UpstreamAnswer:
-        """See `McpTransport.exchange`. Also raises UPSTREAM_OPEN and TOO_MANY_CONCURRENT, both with nothing sent."""
+        """See `McpTransport.exchange`. Also raises UPSTREAM_OPEN and TOO_MANY_CONCURRENT, in both cases before anything
+        is sent."""
         verb, message, version, deadline_s, session_id, caller, _, _, endless, own, expired = outbound
         method = message.method if isinstance(message, Request) else ""
         share, answer, waits = None, None, method not in ("", "subscriptions/listen")
@@ -95,7 +96,7 @@ class GuardedTransport(TransportLayer):
         answer.inner, answer.headers = inner, inner.headers
         answer.status = status = inner.status
         answer.media_type = media_type = inner.media_type
-        if self._lost and session_id is None and SESSION_ID in inner.headers:  # ids may come again after a restart
+        if self._lost and session_id is None and SESSION_ID in inner.headers:  # ids may be reused after a restart
             self._lost.pop(inner.headers[SESSION_ID], None)
         if status == 200 and media_type == JSON and waits:
             return answer
@@ -107,7 +108,7 @@ class GuardedTransport(TransportLayer):
         return answer
 
     async def _judged(self, outbound: Outbound, session_id: str, answer: UpstreamAnswer) -> UpstreamAnswer:
-        """The answer, with an error status in a session, as a 404 if the session is lost."""
+        """Returns the answer; an error status in a lost session becomes a 404."""
         if answer.status == _BAD_REQUEST:
             answer = await _released(answer)
             if session_id not in self._lost and not await self._is_lost(outbound):
@@ -141,7 +142,7 @@ class GuardedTransport(TransportLayer):
         self.account.message_dropped(why)
 
     async def end_session(self, session_id: str, version: str, deadline_s: float) -> None:
-        """See `McpTransport.end_session`. While the breaker is open, only sessions of this process are ended."""
+        """See `McpTransport.end_session`. While the breaker is open, only sessions of this process end."""
         if not self.account.breaker.rest_s or not self.inner.roams(session_id):
             await self.inner.end_session(session_id, version, deadline_s)
 
@@ -178,7 +179,7 @@ class GuardedAnswer(CallOutcome, UpstreamAnswer):
             self._account.redirected(words_of(inner))
 
     def left(self, *, said_something: bool = False) -> None:
-        """The reader stopped: it has what it wanted, or its time is over."""
+        """The reader stopped, because it has enough or its time has ended."""
         if self._done:
             return
         if self._heard_mono_s is not None:
@@ -207,7 +208,7 @@ class GuardedAnswer(CallOutcome, UpstreamAnswer):
         return body
 
     async def chunks(self, *, deadline: Deadline = ENDLESS) -> AsyncGenerator[bytes, None]:
-        """See `UpstreamAnswer.chunks`. A reader that stops after the first bytes has what it wanted."""
+        """See `UpstreamAnswer.chunks`. A reader that stops after the first bytes has enough."""
         said_something = False
         try:
             async with aclosing(self.inner.chunks(deadline=deadline)) as chunks:
@@ -239,14 +240,14 @@ class GuardedAnswer(CallOutcome, UpstreamAnswer):
     ) -> None:
         if not self._done:
             if error is None or self._heard_mono_s is not None:
-                self.answered()  # it was read, or is an accepted message without an answer to read
+                self.answered()  # it was read, or is an accepted message without an answer
             elif isinstance(error, Refusal):
                 self.refused(error)
         self.close()
 
 
 async def _released(answer: UpstreamAnswer) -> BuiltUpstream:
-    """The same answer, read, with its connection released so that a `ping` need not wait for it."""
+    """Returns the same answer after reading it, with its connection released so that a `ping` need not wait for it."""
     with answer:
         try:
             body = await answer.read(MAX_ERROR_BYTES)

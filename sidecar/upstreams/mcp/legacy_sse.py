@@ -3,7 +3,7 @@
     GET  <url>         a stream: first `event: endpoint`, then one `event: message` for each message of the server
     POST <endpoint>    each message to the server; its responses come on the stream
 
-The endpoint comes from the server, so it is accepted only within the configured origin: the upstream credential goes
+The endpoint comes from the server, so it is accepted only within the configured origin: the upstream credential is sent
 with every POST. No redirect is followed.
 """
 
@@ -27,7 +27,7 @@ from sidecar.upstreams.statuses import refusal_of, words_of
 from sidecar.vocabulary import Caller
 
 MAX_ENDPOINT_BYTES: Final = 8 * 1024  # of an event before the endpoint, and the endpoint itself
-MAX_PROLOGUE_BYTES: Final = 64 * 1024  # of all that comes before it
+MAX_PROLOGUE_BYTES: Final = 64 * 1024  # of everything before it
 MAX_ACKNOWLEDGEMENT_BYTES: Final = 64 * 1024  # "Accepted"
 # A line costs a connection, not a process: a caller may have as many as it may have sessions.
 BOUNDS: Final = LineBounds(max_per_caller=64, max_lines=MAX_STREAMS)
@@ -35,7 +35,7 @@ _PLAIN = re.compile(r"[!-~]+")
 
 
 class SseWire(DuplexWire):
-    """One stream, and its POSTs. `caller` opened it; messages of no caller bear the last one's credential."""
+    """One stream, and its POSTs. `caller` opened it; messages without a caller carry the last caller's credential."""
 
     def __init__(
         self,
@@ -86,7 +86,8 @@ class SseWire(DuplexWire):
         self._stream.close()
 
     async def _read(self) -> AsyncGenerator[SseEvent, None]:
-        """Every event. Until the endpoint arrives, the size is bounded tightly: it should be the first event."""
+        """Yields every event. Until the endpoint arrives, which should be the first event, the size is tightly
+        bounded."""
         heard = 0
         try:
             async with aclosing(self._stream.chunks(idle_s=None)) as chunks:
@@ -116,7 +117,7 @@ def _path_of(endpoint: str, address: HttpAddress) -> str:
 
 
 class SseUpstream(LineTransport):
-    """One MCP server over HTTP+SSE. `offered` says whether the newest GET was answered with a stream."""
+    """One MCP server over HTTP+SSE. `offered`: the newest GET was answered with a stream."""
 
     def __init__(self, name: str, address: HttpAddress, *, timeout_s: float, max_response_bytes: int) -> None:
         super().__init__(name, timeout_s, max_response_bytes, address.credential, stateless=False, bounds=BOUNDS)

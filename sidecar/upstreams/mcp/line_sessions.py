@@ -1,13 +1,15 @@
-"""Keeps connections to servers that speak over a stream: programs on pipes, HTTP+SSE servers.
+"""Holds connections to servers that use a stream: programs on pipes, HTTP+SSE servers.
 
-Unless the operator has a program shared, each session has its own, and so has each caller of the stateless era while it
-is used: state at such a server is then the caller's own (threats X6). The sidecar is a caller like any other.
+Unless the operator configures a shared program, each session has its own program, and so has each stateless caller
+while it is active: state at such a server is then the caller's own (threats X6). The sidecar is a caller like any
+other.
 
     exchange ──▶ known session        its line                    404: begin anew
                  initialize           a new line, or the caller's own if that has no state yet
                  stateless            the caller's line, opened when first needed
 
-A server that does not know `server/discover` may not answer it: then it has no stateless era (MCP 2026-07-28, stdio).
+A server that does not know `server/discover` may not answer it: then it supports no stateless revision (MCP 2026-07-28,
+stdio).
 """
 
 from __future__ import annotations
@@ -30,13 +32,13 @@ from sidecar.vocabulary import Caller
 
 DISCOVER_S: Final = 10.0
 SWEEP_EVERY_S: Final = 5.0
-# The owner of a session ends it; this is for an end that got lost on its way here.
+# The owner of a session ends it. This is for an end that was lost before it arrived here.
 FORGOTTEN_S: Final = 7200.0
 
 
 @dataclass(frozen=True, slots=True)
 class LineBounds:
-    """How many lines at once, and how long an idle line of the stateless era is kept, in seconds."""
+    """The maximum number of lines, and how long an idle line of a stateless caller is held, in seconds."""
 
     max_per_caller: int = 8
     max_lines: int = 64
@@ -59,7 +61,8 @@ class LineTransport(McpTransport):
         bounds: LineBounds | None = None,
         clock_mono: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`shared`: one line for all callers. `stateless`: that era may be tried. `apart`: a server for each line."""
+        """`shared`: one line for all callers. `stateless`: stateless revisions may be tried. `apart`: a server for each
+        line."""
         super().__init__(name, timeout_s, max_response_bytes, secrets)
         self._shared, self._stateless, self._apart = shared, stateless, apart
         self._bounds, self._clock = bounds or LineBounds(), clock_mono
@@ -139,7 +142,7 @@ class LineTransport(McpTransport):
             answer = await line.exchange(outbound)
             session_id = answer.headers.get(SESSION_ID)
         finally:
-            if session_id is not None and line in self._lines:  # else it broke meanwhile, and the session with it
+            if session_id is not None and line in self._lines:  # otherwise it broke, and the session with it
                 self._by_session[session_id] = line
             elif not self._shared:
                 self._drop(line)
@@ -181,7 +184,7 @@ class LineTransport(McpTransport):
             wire = await self.open_wire(owner, outbound.caller)
         finally:
             self._begun.remove(owner)
-        own = self._apart and owner != ""  # the conversation's program stands for all of them
+        own = self._apart and owner != ""  # the program of the sidecar's conversation represents all of them
         now = self._clock()
         line = DuplexTransport(wire, self._drop, owner, shared=self._shared, own=own, key=key, used_mono_s=now)
         self._lines[line] = None
@@ -196,7 +199,7 @@ class LineTransport(McpTransport):
         if self._closed:
             raise Refusal(Reason.UPSTREAM_FAILED, "it is being removed from the configuration")
         if owner == "":
-            return  # the sidecar's few: without them no call is possible
+            return  # the sidecar's few lines: without them no call is possible
         idle = [line for line in self._lines if not line.busy]
         mine = sum(line.owner == owner for line in self._lines) + self._begun.count(owner)
         if mine >= self._bounds.max_per_caller:

@@ -1,4 +1,5 @@
-"""Lists an upstream's tools in a conversation of our own, of either era, that no caller shares (threat S4)."""
+"""Lists an upstream's tools in a conversation of the sidecar's own, of any revision, that no caller shares (threat
+S4)."""
 
 from __future__ import annotations
 
@@ -38,12 +39,12 @@ Kind = Literal["tools", "prompts", "resources", "resourceTemplates"]
 MAX_PAGES: Final = 100
 MAX_TOOLS: Final = 2_000
 MAX_CAPABILITIES: Final = 64
-MAX_GREETING_BYTES: Final = 256 * 1024  # a server's description of itself, its instructions included; it is kept
+MAX_GREETING_BYTES: Final = 256 * 1024  # a server's description of itself, including its instructions; it is stored
 MAX_WORD_CHARS: Final = 256
 MAX_LIST_BYTES: Final = 10 * 2**20
 MAX_CURSOR_CHARS: Final = 4096
 DEFAULT_TTL_S: Final = 60.0
-# A TTL of 0 would double every call's cost; an endless one would hide every change.
+# A TTL of 0 would double every call's cost; an infinite one would hide every change.
 MIN_TTL_S: Final = 1.0
 MAX_TTL_S: Final = 3600.0
 LISTEN_S: Final = 3600.0  # a stream that died silently is noticed at the latest when it is reopened
@@ -62,20 +63,22 @@ _CAPABILITIES: Final[Mapping[Kind, str]] = {
 _FORGOTTEN: Final = frozenset({400, 404, 405})
 
 CHANGED: Final = "notifications/tools/list_changed"
-# Servers list some tools only to clients that can answer those tools' requests: the list must hold all that any caller
-# may see. Nothing is called here, so a request that a server sends anyway (mostly for its client's roots) is declined.
+# Servers list some tools only to clients that can answer those tools' requests: the list must contain all tools that
+# any caller may see. Nothing is called here, so a request that a server sends nevertheless (usually for its client's
+# roots) is declined.
 ABILITIES: Final[Mapping[str, Any]] = {"sampling": {}, "elicitation": {"form": {}, "url": {}}, "roots": {}}
 
 
 class ToolListing(NamedTuple):
-    """Every entry of every page, unchecked, and how long the upstream allows it to be cached."""
+    """Every entry of every page, unchecked, and how long the upstream allows caching."""
 
     entries: list[object]
     ttl_s: float
 
 
 class Greeting(NamedTuple):
-    """The revision agreed on, the server's name for itself, "" if none, its capabilities, the handshake's time."""
+    """The agreed revision, the server's name ("" if it gives none), its capabilities, and the duration of the
+    handshake."""
 
     version: str
     server: str
@@ -97,14 +100,15 @@ class _Reply(NamedTuple):
 
     @property
     def forgotten(self) -> bool:
-        """Whether the server may have been restarted, or replaced by another version of itself."""
+        """Whether the server may have been restarted, or replaced by another version."""
         return self.status in _FORGOTTEN and not self.method_unknown
 
 
 @dataclass(slots=True)
 class OwnConversation:
-    """The sidecar's own conversation with one upstream. `version` is the revision agreed on, "" before; `greeting` the
-    last handshake, `capabilities` all that the server declared then. Requests are sent one at a time."""
+    """The sidecar's own conversation with one upstream. `version` is the agreed revision, "" before there is one;
+    `greeting` is the last handshake, `capabilities` are those that the server declared in it. Requests are sent one at
+    a time."""
 
     upstream: McpTransport
     clock_mono: Callable[[], float] = time.monotonic
@@ -132,7 +136,7 @@ class OwnConversation:
         return await self._list("tools")
 
     async def offers(self) -> AsyncIterator[tuple[Kind, list[object]]]:
-        """Every declared list beside tools, its entries unchecked. One that fails is skipped."""
+        """Returns every declared list except tools, its entries unchecked. A list that fails is skipped."""
         for kind, capability in _CAPABILITIES.items():
             if self.greeting is not None and capability in self.greeting.capabilities:
                 with suppress(Refusal):
@@ -142,7 +146,7 @@ class OwnConversation:
         return (await self._list(kind)).entries
 
     async def probe(self, within_s: float) -> None:
-        """Checks that the upstream answers, be it an error; a lost conversation is begun anew. Raises Refusal."""
+        """Checks that the upstream answers, even with an error; a lost conversation is begun again. Raises Refusal."""
         async with self._turn:
             self._left_bytes = MAX_LIST_BYTES
             if not self.version:
@@ -190,7 +194,7 @@ class OwnConversation:
                     if isinstance(message, Notification) and message.method == CHANGED:
                         yield
                     elif isinstance(message, Request) and self._session_id is not None:
-                        # Without a session the request may be meant for a caller.
+                        # Without a session the request may be for a caller.
                         with await self._send(unknown_method(message.id)):
                             pass  # the answer does not matter
 
@@ -201,7 +205,7 @@ class OwnConversation:
             await self.upstream.end_session(session_id, version, _FAREWELL_S)
 
     async def _open(self, within_s: float | None = None) -> None:
-        """Begins the conversation. Raises Refusal, and then there is none."""
+        """Begins the conversation. Raises Refusal if it does not succeed; there is no conversation then."""
         begun_at = self.clock_mono()
         self.version, self._session_id = "", None
         self._left_bytes = MAX_GREETING_BYTES
@@ -216,13 +220,13 @@ class OwnConversation:
         self.greeting = Greeting(self.version, _server(result), named, self.clock_mono() - begun_at)
 
     async def _discover(self, within_s: float | None) -> Mapping[str, Any] | None:
-        """The result of `server/discover`; None if the server has no stateless era."""
+        """The result of `server/discover`; None if the server supports no stateless revision."""
         self.version = STATELESS_VERSIONS[-1]
         reply = await self._call("server/discover", {}, within_s)
         offered = reply.result.get("supportedVersions") if reply.result else None
         common = [version for version in STATELESS_VERSIONS if isinstance(offered, list) and version in offered]
         self.version = common[-1] if common else ""
-        if not common and reply.status in (401, 403):  # our credential is rejected; another era would not help
+        if not common and reply.status in (401, 403):  # another revision would not help
             raise refusal_of(reply)
         return reply.result if common else None
 
@@ -265,7 +269,8 @@ class OwnConversation:
     async def _call(self, method: str, params: dict[str, Any], within_s: float | None = None) -> _Reply:
         request = self._request(method, params)
         with await self._send(request, within_s) as answer:
-            # It may be as large as an answer to a caller, no larger: a parser blocks every other task (threats I11).
+            # It may be as large as an answer to a caller, but not larger: a parser blocks all other tasks (threats
+            # I11).
             within_s = within_s or self.upstream.timeout_s
             body, response = await whole_answer(answer, request.id, self.upstream, within_s)
         self._left_bytes -= len(body)
@@ -290,7 +295,7 @@ class OwnConversation:
 
 
 def _server(result: Mapping[str, Any]) -> str:
-    """The server's name and version on one line, from the members of either era."""
+    """The server's name and version on one line, from the members of any revision."""
     info = _dict(result.get("serverInfo") or _dict(result.get("_meta")).get(META_SERVER))
     return " ".join(_line(word) for word in (info.get("name"), info.get("version")) if isinstance(word, str))
 

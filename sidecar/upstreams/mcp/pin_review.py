@@ -19,7 +19,7 @@ PinState = Literal["pinned", "new", "changed", "gone"]
 
 @dataclass(frozen=True, slots=True)
 class ReviewedTool:
-    """One tool that is listed or pinned. `tool` is None for one that is gone, `pin` for one that is new."""
+    """One tool that is listed or pinned. `tool` is None if it is not listed any more, `pin` is None if it is new."""
 
     name: str
     status: PinState
@@ -28,7 +28,7 @@ class ReviewedTool:
 
     @property
     def definition(self) -> Mapping[str, Any]:
-        """The definition that a pin would hold; empty for what cannot be pinned."""
+        """The definition that a pin would hold; empty if it cannot be pinned."""
         return {} if self.tool is None else self.tool.pinnable
 
     @property
@@ -75,8 +75,8 @@ def _status(tool: Tool | None, pin: Pin | None) -> PinState:
 def approved(
     pinned: Mapping[str, Pin], chosen: Collection[ReviewedTool], *, at: str, by: str
 ) -> tuple[dict[str, Pin], dict[str, str]]:
-    """The pins of the server with those of the chosen tools as the server lists them, and why tools cannot be pinned. A
-    tool that is gone loses its pin."""
+    """Returns the server's pins, with those of the chosen tools as listed by the server, and why tools cannot be
+    pinned. A tool that is not listed any more loses its pin."""
     pins, unfit = dict(pinned), dict[str, str]()
     for one in chosen:
         if one.status == PINNED:
@@ -93,8 +93,8 @@ def approved(
 
 
 def member_lines(definition: Mapping[str, Any], member: str) -> list[str]:
-    """One member, in any of its spellings, as lines of JSON. The lines of a text are quoted each, so that none can
-    imitate other output."""
+    """One member, in any of its spellings, as lines of JSON. Each line of a text is quoted, so that it cannot imitate
+    other output."""
     found = {key: value for key, value in definition.items() if key.casefold() == member.casefold()}
     texts = (_lines(value) if key == member else _lines({key: value}) for key, value in sorted(found.items()))
     return [line for lines in texts for line in lines]

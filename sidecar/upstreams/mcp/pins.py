@@ -1,8 +1,8 @@
 """Compares tools with their pinned definitions.
 
 A server may show one description when it is reviewed and another afterwards (threat L6). A pin is a SHA-256 over the
-RFC 8785 form of the members that a model or a client acts upon, in every spelling, as some clients read keys in any
-case. An absent member is left out, so absent and `null` differ. Other members (`icons`, `_meta`) may change.
+RFC 8785 form of the members that a model or a client acts upon, in every spelling, because some clients ignore the case
+of keys. An absent member is omitted, so absent and `null` differ. Other members (`icons`, `_meta`) may change.
 
     setting          without pins of the server                   with pins
     (none)           as `warn`                                    as `require`
@@ -29,7 +29,8 @@ Mode = Literal["require", "warn", "off"]
 
 
 class Definition(NamedTuple):
-    """One tool's definition in digests: of the whole in 64 hex digits ("" if it cannot be pinned), and by member."""
+    """One tool's definition in digests: of the whole definition in 64 hex digits ("" if it cannot be pinned), and by
+    member."""
 
     digest: str
     members: Mapping[str, str]
@@ -39,12 +40,12 @@ UNPINNABLE: Final = Definition("", {})
 
 
 def pinned_part(entry: Mapping[str, Any]) -> dict[str, Any]:
-    """The pinned members of a list entry, in every spelling that they have."""
+    """The pinned members of a list entry, in every spelling."""
     return {key: value for key, value in entry.items() if key.casefold() in _FOLDED}
 
 
 def digest_of(entry: Mapping[str, Any]) -> str:
-    """The digest of a list entry, 64 hex digits; "" if it is not JSON that every reader reads alike."""
+    """The digest of a list entry, 64 hex digits; "" if readers may interpret its JSON differently."""
     try:
         return sha256(canonical_json(pinned_part(entry))).hexdigest()
     except NotCanonicalError:
@@ -80,7 +81,8 @@ def pin_of(entry: Mapping[str, Any], *, at: str, by: str) -> Pin | None:
 
 @dataclass(frozen=True, slots=True)
 class Pins:
-    """Every pin, by server and tool; a server without tools is pinned to having none. `source` is the file's digest."""
+    """Every pin, by server and tool; a server without tools is pinned to an empty list. `source` is the file's
+    digest."""
 
     servers: Mapping[str, Mapping[str, Pin]] = field(default_factory=dict)
     source: str = field(default="", compare=False)
@@ -116,7 +118,8 @@ Defined = Pin | Definition
 
 
 class Drift(NamedTuple):
-    """A tool that differs. `old` is "" for a new one, `new` is "" for one whose definition cannot be pinned."""
+    """A tool that differs from its pin. `old` is "" for a new one, `new` is "" for one whose definition cannot be
+    pinned."""
 
     old: str
     new: str
@@ -131,7 +134,7 @@ def drift_between(old: Defined | None, new: Defined) -> Drift | None:
 
 
 def differing(old: Mapping[str, str], new: Mapping[str, str]) -> tuple[str, ...]:
-    """The members that differ, in the order of `MEMBERS`, other spellings last and under the member's own name."""
+    """The members that differ, in the order of `MEMBERS`, with other spellings last, under the member's own name."""
     keys = {key for key in (*old, *new) if old.get(key) != new.get(key)}
     members = {_FOLDED.get(key.casefold(), key) for key in keys}
     return tuple(member for member in MEMBERS if member in members)
@@ -139,7 +142,7 @@ def differing(old: Mapping[str, str], new: Mapping[str, str]) -> tuple[str, ...]
 
 @dataclass(slots=True)
 class Sightings:
-    """Withheld definitions in callers' lists, until they are taken. Bounded, as the names are the server's."""
+    """Withheld definitions in callers' lists, until they are taken. Bounded, because the server chooses the names."""
 
     _seen: dict[str, Definition] = field(default_factory=dict)
 

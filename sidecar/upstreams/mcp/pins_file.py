@@ -13,7 +13,7 @@ servers:
           …
 
 The file holds the definition itself, so that a pull request shows its changes. It is JSON in which hidden characters
-are escaped as `\u200b`; the digest must match it and its spelling must be the one that is written here, so that a
+are escaped as `\u200b`; the digest must match it and its spelling must be the one that this module writes, so that a
 reviewer reads exactly what is pinned. `sidecar mcp tools SERVER --pin` writes the file.
 """
 
@@ -63,7 +63,7 @@ def load_pins(path: Path, known: Pins = NO_PINS) -> Pins:
 
 
 def file_with(path: Path, server: str, pins: Mapping[str, Pin]) -> str:
-    """The text of pins.yaml with these pins in place of the server's old ones. Raises PolicyError as `load_pins`."""
+    """The text of pins.yaml with these pins in place of the server's old ones. Raises PolicyError like `load_pins`."""
     return file_of({**load_pins(path).servers, server: pins})
 
 
@@ -73,7 +73,7 @@ def file_of(servers: Mapping[str, Mapping[str, Pin]]) -> str:
 
 
 def readable(value: object) -> str:
-    """A JSON value for review: keys in order, one item a line, hidden characters escaped."""
+    """A JSON value for review: keys in order, one item per line, hidden characters escaped."""
     lines = json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False).split("\n")
     return "\n".join(map(revealed, lines))
 
@@ -94,7 +94,7 @@ def _moment(text: str) -> str:
 
 
 class PinEntry(Section):
-    """One tool as it was approved."""
+    """One approved tool."""
 
     digest: Annotated[str, AfterValidator(_digest)]
     pinned_at: Annotated[str, AfterValidator(_moment)]
@@ -110,7 +110,7 @@ class PinEntry(Section):
             yield Finding("this is no definition of a tool", hint=_BY_COMMAND, at=("definition",))
         elif digest_of(definition) != self.digest:
             yield Finding("the digest is not that of the definition below it", hint=_BY_COMMAND, at=("digest",))
-        elif readable(definition) != self.definition:  # a duplicate key, say: readers may differ on it
+        elif readable(definition) != self.definition:  # a duplicate key, for example: readers may differ on it
             yield Finding("the definition was not written by the sidecar", hint=_BY_COMMAND, at=("definition",))
 
     def pin(self) -> Pin:

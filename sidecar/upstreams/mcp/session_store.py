@@ -1,10 +1,10 @@
 """Shares session records between replicas.
 
-A record is stored under a digest of the session's id and sealed with a key made of that id (32 random bytes that only
-its client has). A reader of the store learns neither the sessions nor the ids that would open them at an upstream, and
-a writer can end sessions but forge none. Every request of such a session queries the store, so that a session ended at
-one replica is over at all of them; while the store is unavailable, requests are refused with 503. State that lives in
-one process has no record (open streams, programs, HTTP+SSE, emulated sessions).
+A record is stored under a digest of the session's id and sealed with a key derived from that id (32 random bytes that
+only its client has). A reader of the store learns neither the sessions nor the ids that would open them at an upstream,
+and a writer can end sessions but not forge them. Every request of such a session queries the store, so that a session
+ended at one replica has ended at all of them; while the store is unavailable, requests are refused with 503. State that
+lives in one process has no record (open streams, programs, HTTP+SSE, emulated sessions).
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ _ABOUT: Final = b"sidecar session v1"
 
 
 class SessionRecord(NamedTuple):
-    """A session for other replicas. `started_at` is in seconds since the epoch; the last two are of one at `/mcp`."""
+    """A session for other replicas. `started_at` is in seconds since the epoch; the last two fields are for a session
+    at `/mcp`."""
 
     owner: str
     server: str
@@ -52,7 +53,7 @@ class SessionRecord(NamedTuple):
 
 
 def opened(session_id: str, sealed: object) -> SessionRecord | None:
-    """The record, unknown members ignored; None if it is not sealed with this id, or in another form."""
+    """The record, ignoring unknown members; None if it is not sealed with this id or has another form."""
     if not isinstance(sealed, bytes):
         return None
     try:
@@ -112,7 +113,7 @@ class SessionStore:
             return ()
         record = opened(session_id, sealed)
         if record is None or (record.owner, record.server) != (caller.binding, server):
-            return ()  # as if there were none
+            return ()  # like without a store
         session, ended = self.sessions.start(
             caller,
             server,
@@ -130,7 +131,7 @@ class SessionStore:
             await self._ask("drop", session.id)
 
     def forget_soon(self, session: Session) -> None:
-        """The same in the background; if it fails, the record expires with its idle time."""
+        """Like `forget`, in the background. If it fails, the record expires with its idle time."""
         if session.roams and self.run is not None:
             self._forgetting.add(self.forget(session))
 
@@ -141,10 +142,10 @@ class SessionStore:
         try:
             return bool(await self._ask("look", session.id))
         except Refusal:
-            return True  # unknown: its upstream has a time-out of its own
+            return True  # unknown: its upstream has its own time-out
 
     async def look(self) -> None:
-        """Renew the records of sessions with open streams here; end those that another replica ended."""
+        """Renews the records of sessions with open streams here, and ends those that another replica ended."""
         now = self.sessions.clock_mono()
         if self.run is None or now - self._looked_mono_s < LOOK_EVERY_S:
             return
@@ -157,7 +158,7 @@ class SessionStore:
         try:
             gone = await self._ask("touch", session.id, self._ttl_ms) is None
         except Refusal:
-            return  # calls are refused meanwhile; open streams stay
+            return  # calls are refused in the meantime; open streams continue
         if gone:
             self.sessions.end(session)
 

@@ -1,8 +1,8 @@
-"""Keeps sessions and their owners.
+"""Stores sessions and their owners.
 
-A session of the session era (MCP 2024-11-05 to 2025-11-25) is the sidecar's: a random id, bound to the whole chain and
-the server, mapped to exactly one upstream session. It never identifies a caller: every request is authenticated anew,
-and another chain's session is the same as none (threats S1-S6, S9, S10).
+A session of a session revision (MCP 2024-11-05 to 2025-11-25) is the sidecar's: a random id, bound to the whole chain
+and the server, mapped to exactly one upstream session. It never identifies a caller: every request is authenticated
+again, and another chain's session is treated as unknown (threats S1-S6, S9, S10).
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from sidecar.vocabulary import Caller, Question
 
 SESSION_ID_BYTES = 32
 SESSION_ID_CHARS = 43
-_DIGITS = string.ascii_letters + string.digits + "-_"  # of base64url: one for each worker that there can be
-MAX_REMEMBERED = 256  # requests of one session whose answers may still come, on whatever stream
+_DIGITS = string.ascii_letters + string.digits + "-_"  # of base64url: one for each possible worker
+MAX_REMEMBERED = 256  # requests of one session whose answers may still arrive, on any stream
 MAX_AWAITED = 64  # requests of one server that its client has not answered yet
-MAX_STREAMS = 4  # of one session; a client needs one, and another while it does not know that the first broke
+MAX_STREAMS = 4  # of one session; a client needs one, and a second before it notices that the first broke
 _EVENT_MAC_BYTES = 12
 _EVENTS = b"sidecar session events\0"
 _UPSTREAM_ID = re.compile(r"[!-~]{1,1024}")  # MCP 2025-11-25: visible ASCII; it must fit a header
@@ -35,7 +35,7 @@ _EVENT_ID = re.compile(r"[!-~](?:[ -~]{0,1022}[!-~])?")  # the characters that L
 
 
 class PendingRequest(NamedTuple):
-    """A caller's request, its decided question (without arguments) and audit ids, kept for checking its answer."""
+    """A caller's request, its decided question (without arguments) and audit ids, stored to check its answer."""
 
     method: str
     question: Question
@@ -52,10 +52,10 @@ class Session:
     """One session. `sent` are the ids of the caller's requests: an answer may be replayed on another stream than its
     own; `creators` are the questions of requests that may be answered with a task. `awaited` are the server's requests
     that the caller may still answer (id → method). `streams` are the functions that close its open streams, oldest
-    first. A `paired` one is that of an HTTP+SSE stream: it begins before a revision is agreed on (`version` is ""), and
-    does not exist at another address. One that `roams` is known to other replicas (`session_store.py`). A session on
-    the address of all servers has no upstream session, but `parts` at each server that it reached, by name, each of
-    this `whole`; a part begins with what the client `declared`, and the `level` of logging that it set."""
+    first. A `paired` session belongs to an HTTP+SSE stream: it begins before a revision is agreed on (`version` is ""),
+    and does not exist at another address. A session that `roams` is known to other replicas (`session_store.py`). A
+    session on the address of all servers has no upstream session, but `parts` at each server that it reached, by name,
+    each of this `whole`; a part begins with what the client `declared`, and the `level` of logging that it set."""
 
     id: str
     owner: str
@@ -82,7 +82,8 @@ class Session:
         return any(one.streams for one in (self, *self.parts.values()))
 
     def begin(self, version: str, upstream_id: str | None) -> None:
-        """A revision was agreed on. Raises Refusal if it ended (SESSION_UNKNOWN), or began before (MALFORMED_CALL)."""
+        """A revision was agreed on. Raises Refusal if it ended (SESSION_UNKNOWN), or had begun before
+        (MALFORMED_CALL)."""
         if self.ended:
             raise Refusal(Reason.SESSION_UNKNOWN)
         if self.version:
@@ -90,8 +91,8 @@ class Session:
         self.version, self.upstream_id = version, upstream_id
 
     def remember(self, request_id: Id, asked: PendingRequest, creator: Question | None = None) -> None:
-        """Expect an answer with this id; with a `creator` it may be a task. The answer to an id that is used twice (MCP
-        forbids it) belongs to neither request: it could be fetched under the rules of another call."""
+        """Expects an answer with this id; with a `creator` it may be a task. The answer to an id that is used twice
+        (MCP forbids it) belongs to neither request: it could be fetched under the rules of another call."""
         twice = self.sent.pop(request_id, asked) != asked
         self.sent[request_id] = None if twice else asked
         self.creators.pop(request_id, None)
@@ -108,8 +109,9 @@ class Session:
             self.awaited.popitem(last=False)
 
     def open_stream(self, close: Callable[[], None]) -> None:
-        """Adds a stream; `close` ends it. Beyond MAX_STREAMS the oldest is closed: its reader is the likeliest to be
-        gone, and a client that reconnects is not locked out (threats S10). Raises Refusal(SESSION_UNKNOWN)."""
+        """Adds a stream; `close` ends it. Beyond MAX_STREAMS the oldest is closed: its reader is the most likely to
+        have disconnected, and a client that reconnects is not refused (threats S10). Raises
+        Refusal(SESSION_UNKNOWN)."""
         if self.ended:
             raise Refusal(Reason.SESSION_UNKNOWN)
         if len(self.streams) >= MAX_STREAMS:
@@ -127,7 +129,7 @@ class Session:
             close()
 
     def sealed_event_id(self, upstream_event_id: str) -> str | None:
-        """The upstream's event id, bound to this session; None for one that no header could carry."""
+        """The upstream's event id, bound to this session; None for an id that no header can carry."""
         if not _EVENT_ID.fullmatch(upstream_event_id):
             return None
         raw = upstream_event_id.encode()
@@ -149,13 +151,13 @@ class Session:
 
 
 def new_session_id(worker: int) -> str:
-    """A random id; of a worker its first character, of 43, is the worker's number."""
+    """A random id of 43 characters. The first one is the worker's number, if workers serve."""
     text = secrets.token_urlsafe(SESSION_ID_BYTES)
     return f"{_DIGITS[worker - 1]}{text[1:]}" if worker else text
 
 
 def worker_of(session_id: str) -> int:
-    """The worker that began a session, if workers serve; 0 for what cannot be an id of ours."""
+    """The worker that began a session, if workers serve; 0 for an invalid id."""
     return _DIGITS.find(session_id[0]) + 1 if len(session_id) == SESSION_ID_CHARS else 0
 
 
@@ -186,8 +188,8 @@ class Sessions:
         id: str = "",
         age_s: float = 0.0,
     ) -> tuple[Session, list[Session]]:
-        """A new session, and those of the same owner that were ended to make room, oldest first. One that began at
-        another replica has its `id` and its age. Raises Refusal(TOO_MANY_CONCURRENT)."""
+        """Begins a session. Returns it, and those of the same owner that were ended to make room, oldest first. A
+        session that began at another replica has its `id` and its age. Raises Refusal(TOO_MANY_CONCURRENT)."""
         owner = caller.binding
         mine = self._by_owner.get(owner, ())
         ended = [self._open[identity] for identity in list(mine)[: max(0, len(mine) + 1 - self.max_per_principal)]]
@@ -212,7 +214,7 @@ class Sessions:
         return part
 
     def get(self, session_id: str) -> Session | None:
-        """The session of this id, for any caller: callers must not learn of it."""
+        """Returns the session of this id, for any caller. Callers must not learn of it."""
         return self._open.get(session_id)
 
     def _fresh(self, session_id: str, owner: str, server: str, version: str, upstream_id: str | None) -> Session:
@@ -221,7 +223,8 @@ class Sessions:
         return Session(session_id, owner, server, version, upstream_id, now, now, event_key)
 
     def find(self, session_id: str, caller: Caller, server: str, *, paired: bool = False) -> Session:
-        """The caller's session. Raises Refusal(SESSION_UNKNOWN), also for another chain's, server's or transport's."""
+        """The caller's session. Raises Refusal(SESSION_UNKNOWN), also for a session of another chain, server or
+        transport."""
         session = self._open.get(session_id)
         if session is None or session.server != server or session.owner != caller.binding:
             raise Refusal(Reason.SESSION_UNKNOWN)

@@ -1,8 +1,8 @@
 """Runs programs as MCP servers on pipes.
 
-One message a line, UTF-8, both ways (MCP, transports). The program comes from configuration alone, without a shell. All
-its output is bounded and always read. When it ends unexpectedly, its calls fail at once, and its caller's next program
-is started after a pause that doubles each time. Other callers' programs are not affected.
+One message per line, UTF-8, in both directions (MCP, transports). The program comes from configuration alone, without a
+shell. All its output is bounded and always read. When it ends unexpectedly, its calls fail at once, and its caller's
+next program is started after a pause that doubles each time. Other callers' programs are not affected.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from sidecar.upstreams.mcp.line_sessions import LineTransport
 from sidecar.upstreams.processes.launcher import Process, Processes, Program, StartFailed
 from sidecar.vocabulary import Caller
 
-# A program that does not read: its input is buffered up to here, and then refused (threats X5).
+# Input for a program that does not read is buffered up to here, and then refused (threats X5).
 MAX_UNREAD_BYTES: Final = 8 * 2**20
 ENVELOPE_BYTES: Final = 64 * 1024  # the size around an answer's body in its line
 MAX_TAIL_LINES, MAX_TAIL_CHARS = 100, 400
 TOLD_LINES: Final = 5  # the lines of its last error output in the log
-LAST_WORDS_S: Final = 0.2  # after its end, for output written before
-STEADY_S: Final = 60.0  # a program that lived so long did not end because of its start
+LAST_WORDS_S: Final = 0.2  # after its end, for output written earlier
+STEADY_S: Final = 60.0  # the early end of a program that ran this long is not due to its start
 FIRST_PAUSE_S, MAX_PAUSE_S = 0.5, 30.0
 MAX_STREAKS: Final = 1024
 _READ_BYTES: Final = 64 * 1024
@@ -62,7 +62,7 @@ class ProgramWire(DuplexWire):
         ]
 
     async def send(self, message: bytes, caller: Caller | None) -> None:
-        """See `DuplexWire.send`. A program gets no credential of its caller."""
+        """See `DuplexWire.send`. A program receives no credential of its caller."""
         stdin = self._process.stdin
         if stdin.is_closing():
             raise Refusal(Reason.UPSTREAM_FAILED, "its program has closed its input")
@@ -111,7 +111,7 @@ class ProgramWire(DuplexWire):
             raise Refusal(Reason.RESPONSE_REFUSED, "it sent a line beyond the size bound")
 
     async def _how_it_ended(self) -> str:
-        """How it ended, after its last error output is read, so that the report of its end can include that."""
+        """Returns how it ended. Its last error output is read first, so that the report can include it."""
         how = "it closed its output"
         try:
             async with asyncio.timeout(LAST_WORDS_S):
@@ -132,14 +132,14 @@ class ProgramWire(DuplexWire):
         self._tail.add(rest)
 
     async def _cut_off(self) -> None:
-        """Its descendants may hold its pipes open; it is over all the same."""
+        """Its descendants may hold its pipes open, but it has ended."""
         await self._process.wait()
         await asyncio.sleep(LAST_WORDS_S)
         self._process.stop_reading()
 
 
 class _Streak(NamedTuple):
-    """How many of one caller's programs ended unexpectedly in a row, and when the next may begin."""
+    """The number of one caller's programs that ended unexpectedly in a row, and when the next may begin."""
 
     times: int
     until_mono_s: float

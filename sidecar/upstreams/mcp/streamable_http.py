@@ -55,8 +55,7 @@ class HttpAnswer(UpstreamAnswer):
 
 
 class HttpUpstream(McpTransport):
-    """One MCP server over Streamable HTTP. `is_legacy` says that it turned out to speak HTTP+SSE
-    (`transport_detection.py`)."""
+    """One MCP server over Streamable HTTP. `is_legacy`: it was found to use HTTP+SSE (`transport_detection.py`)."""
 
     is_legacy = False
 
@@ -102,11 +101,11 @@ class HttpUpstream(McpTransport):
         return answer if answer.status not in ELSEWHERE else await self.refused(outbound, answer, response.until)
 
     async def over_sse(self, outbound: Outbound) -> UpstreamAnswer:
-        """Sends a message over the transport that the server turned out to speak."""
+        """Sends a message over HTTP+SSE, if the server was found to use it."""
         raise NotImplementedError
 
     async def refused(self, outbound: Outbound, answer: UpstreamAnswer, until_s: float) -> UpstreamAnswer:
-        """Returns the answer to a message that may have been refused because the server speaks another transport.
+        """Returns the answer to a message that may have been refused because the server uses another transport.
         `until_s` is its deadline in the loop's time."""
         return answer
 
@@ -130,7 +129,7 @@ class HttpUpstream(McpTransport):
         return True
 
     async def end_session(self, session_id: str, version: str, deadline_s: float) -> None:
-        """See `McpTransport.end_session`. It is no caller's call, so it is sent with the sidecar's own credential."""
+        """See `McpTransport.end_session`. It belongs to no caller, so it is sent with the sidecar's own credential."""
         try:
             answer = await self.exchange(Outbound("DELETE", None, version, deadline_s, session_id))
         except Refusal:

@@ -94,5 +94,5 @@ async def whole_answer(
     try:
         whole = received(body)
     except Refusal:
-        return body, None  # its consumer reports what is wrong with it
+        return body, None  # its consumer reports the fault
     return body, whole if isinstance(whole, Response) else None

@@ -1,7 +1,7 @@
 """The interface of an MCP upstream, which works like a Streamable HTTP server.
 
 A session begins with an answer's `Mcp-Session-Id` and ends with a DELETE; a GET opens a stream of unsolicited messages.
-Adapters give programs and HTTP+SSE servers (`duplex_transport.py`) and servers of the other era (`bridge/`) the same
+Adapters give programs and HTTP+SSE servers (`duplex_transport.py`) and servers of other revisions (`bridge/`) the same
 interface, and so do layers around it (`guarded_transport.py`).
 
     exchange(Outbound) ──▶ UpstreamAnswer      raises Refusal: UPSTREAM_FAILED, UPSTREAM_TIMEOUT, RESPONSE_REFUSED, …
@@ -28,10 +28,10 @@ from sidecar.vocabulary import Caller
 JSON: Final = "application/json"
 EVENT_STREAM: Final = "text/event-stream"
 SESSION_ID: Final = "mcp-session-id"
-MAX_PIPED_BYTES: Final = 16 * 2**20  # one answer of the largest size, and the messages around it
+MAX_PIPED_BYTES: Final = 16 * 2**20  # one answer of the maximum size, and the messages around it
 MAX_ERROR_BYTES: Final = 64 * 1024  # an upstream's error is short
-# A caller that waited nearly as long as a call may take counts as patient: deciding and listing the tools take some of
-# that time.
+# A caller that waited nearly as long as a call may take counts as patient: because deciding and listing the tools take
+# some of that time.
 FULL_PATIENCE: Final = 0.9
 OURSELVES: Final = {"name": "sidecar", "version": __version__}
 LIST_FLAGS: Final[Mapping[str, str]] = {
@@ -50,11 +50,11 @@ def never() -> bool:
 
 
 class Outbound(NamedTuple):
-    """One message on its way to an upstream; a GET or DELETE has none. `version` is its revision, "" before one was
-    agreed on; `session_id` the upstream's own; `caller` None the sidecar itself. `deadline_s`, from now, bounds the
-    wait for the answer's head, and `read()`. `extra` are `Mcp-Param-*` and trace context. A GET, or an `endless`
-    message, opens a stream that stays open. `own`: the sidecar sends it by itself with a caller's credential, and it is
-    not counted as a call. `expired` says of a cancelled exchange whether the server was late."""
+    """One message to send to an upstream; a GET or DELETE has none. `version` is its revision, "" before one is agreed
+    on; `session_id` is the upstream's own; `caller` None is the sidecar itself. `deadline_s`, from now, bounds the wait
+    for the answer's head, and `read()`. `extra` are `Mcp-Param-*` and trace context. A GET, or an `endless` message,
+    opens a stream that stays open. `own`: the sidecar sends it on its own initiative with a caller's credential, and it
+    is not counted as a call. `expired` returns whether the server was late when an exchange was cancelled."""
 
     verb: Literal["POST", "GET", "DELETE"]
     message: Message | None
@@ -70,7 +70,7 @@ class Outbound(NamedTuple):
 
     @property
     def owner(self) -> str:
-        """The owner of the state that this may touch at the upstream: a chain, or "" for the sidecar itself."""
+        """The owner of the state that this may affect at the upstream: a chain, or "" for the sidecar itself."""
         return "" if self.caller is None else self.caller.binding
 
     @property
@@ -80,14 +80,14 @@ class Outbound(NamedTuple):
 
 
 class OfOneCaller(Exception):
-    """The cause of a Refusal that is about this caller's own program, and says nothing about the server for others."""
+    """The cause of a Refusal that concerns only this caller's own program."""
 
 
 class UpstreamAnswer(ABC):
     """An upstream's answer whose head has arrived: read it to its end or close it; `with` closes it either way. Names
     in `headers` and `media_type` are lower-case, the latter without parameters, "" if there is none. Headers are the
-    upstream's: pass on only what is known to be harmless. `arrived` is the whole body if it came with the head: then
-    nothing is left to read or close."""
+    upstream's: pass on only known harmless ones. `arrived` is the whole body if it came with the head: then there is
+    nothing to read or close."""
 
     __slots__ = ("headers", "media_type", "status")
     arrived: bytes | None = None
@@ -103,14 +103,14 @@ class UpstreamAnswer(ABC):
 
     @abstractmethod
     def chunks(self, *, deadline: Deadline = ENDLESS) -> AsyncGenerator[bytes, None]:
-        """The body as it arrives, until a deadline that may be moved meanwhile. Raises Refusal."""
+        """The body as it arrives, until a deadline that may be moved in the meantime. Raises Refusal."""
 
     @abstractmethod
     def close(self) -> None:
-        """Cancels what has not arrived: the upstream sees that at once. Calling it twice is allowed."""
+        """Cancels the rest; the upstream notices at once. Calling it twice is allowed."""
 
     def withhold(self) -> None:  # noqa: B027
-        """The caller did not get the input request that the answer ended with: its call need not wait for input."""
+        """The caller did not get the input request at the end of the answer, so its call need not wait for input."""
 
     def with_body(self, body: bytes) -> BuiltUpstream:
         return BuiltUpstream(self.status, body, media_type=self.media_type, headers=self.headers)
@@ -144,8 +144,8 @@ async def _joined(chunks: AsyncGenerator[bytes, None], max_bytes: int) -> bytes:
 
 
 class McpTransport(ABC):
-    """One MCP server. `timeout_s` is how long a call may take in all; `max_response_bytes` bounds a body. Equal
-    `secrets` are the same that the server receives, with the content of their files."""
+    """One MCP server. `timeout_s` is how long a call may take in total; `max_response_bytes` bounds a body. Equal
+    `secrets` mean that the server receives the same secrets, including the content of their files."""
 
     def __init__(self, name: str, timeout_s: float, max_response_bytes: int, secrets: object = None) -> None:
         self.name, self.secrets = name, secrets
@@ -153,14 +153,16 @@ class McpTransport(ABC):
 
     @abstractmethod
     async def exchange(self, outbound: Outbound) -> UpstreamAnswer:
-        """Sends one message; returns with the answer's head. Never retried: it may be executed. Raises Refusal."""
+        """Sends one message; returns when the answer's head arrives. Never retried, because the server may have
+        executed it. Raises Refusal."""
 
     @abstractmethod
     async def end_session(self, session_id: str, version: str, deadline_s: float) -> None:
-        """Notifies the upstream that a session is over. Best effort: it has a time-out of its own."""
+        """Notifies the upstream that a session has ended. Best effort, because the upstream has its own time-out."""
 
     def roams(self, session_id: str | None) -> bool:
-        """Whether another replica could continue this session: it is the upstream's own, not one of this process."""
+        """Whether another replica could continue this session: true for an upstream's own session, false for one of
+        this process."""
         return False
 
     def message_dropped(self, why: str) -> None:  # noqa: B027
@@ -172,7 +174,7 @@ class McpTransport(ABC):
 
 
 class TransportLayer(McpTransport):
-    """A layer around a transport. What it does not override goes to `inner`."""
+    """A layer around a transport. Methods that it does not override are those of `inner`."""
 
     def __init__(self, inner: McpTransport) -> None:
         super().__init__(inner.name, inner.timeout_s, inner.max_response_bytes, inner.secrets)
@@ -192,7 +194,8 @@ class TransportLayer(McpTransport):
 
 
 async def until(deadline: Deadline, arrival: Callable[[], Awaitable[T]], detail: str = "") -> T:
-    """What arrives until a deadline that may move; `arrival` may be awaited again. Raises Refusal(UPSTREAM_TIMEOUT)."""
+    """Returns what arrives until a deadline that may move; `arrival` may be awaited again. Raises
+    Refusal(UPSTREAM_TIMEOUT)."""
     loop = asyncio.get_running_loop()
     while (at := deadline.at) is None or loop.time() < at:
         with suppress(TimeoutError):  # the deadline may have moved: check again
@@ -203,10 +206,11 @@ async def until(deadline: Deadline, arrival: Callable[[], Awaitable[T]], detail:
 
 @dataclass(slots=True, eq=False)
 class AnswerPipe:
-    """Bytes from a writer, which never waits, to a reader, which loses the rest and gets a refusal if it is slow."""
+    """Bytes from a writer, which never waits, to a reader, which loses the rest and receives a refusal if it is too
+    slow."""
 
     max_bytes: int = MAX_PIPED_BYTES
-    closed: bool = False  # whether nothing more goes through
+    closed: bool = False  # whether it accepts no more data
     _pieces: deque[bytes] = field(default_factory=deque)
     _size: int = 0
     _end: Refusal | None = None
@@ -224,7 +228,7 @@ class AnswerPipe:
         self._news.set()
 
     def end(self, failure: Refusal | None = None) -> None:
-        """Ends the pipe; the reader still gets the earlier pieces. Only the first end counts."""
+        """Ends the pipe; the reader still receives the earlier pieces. Only the first end takes effect."""
         if not self.closed:
             self.closed, self._end = True, failure
             self._news.set()
@@ -244,7 +248,8 @@ class AnswerPipe:
 
 
 class BuiltUpstream(UpstreamAnswer):
-    """A `body`, or a `pipe`'s; `given_up` is called if closed before the pipe ended, `withheld` if undelivered."""
+    """An answer with a `body`, or with that of a `pipe`. `given_up` is called if it is closed before the pipe ends,
+    `withheld` if it is not delivered."""
 
     __slots__ = ("_deadline", "_given_up", "_pipe", "_withheld", "body")
 

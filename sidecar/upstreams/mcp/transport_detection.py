@@ -1,4 +1,4 @@
-"""Detects whether a server speaks Streamable HTTP or HTTP+SSE, as MCP 2025-11-25 has clients do.
+"""Detects whether a server uses Streamable HTTP or HTTP+SSE, by the procedure for clients in MCP 2025-11-25.
 
     first refused POST ──▶ GET ──▶ endpoint      HTTP+SSE, until a stream cannot be opened any more
                                 ──▶ nothing      the POST's own answer; tried again after a while
@@ -24,7 +24,7 @@ from sidecar.upstreams.mcp.transport import JSON, MAX_ERROR_BYTES, Outbound, Ups
 from sidecar.vocabulary import Caller
 
 PROBE_S: Final = 5.0  # a server sends its endpoint at once
-# How often to retry the GET at a server without such a stream: it may be replaced, and a route may appear late.
+# How often to retry the GET at a server without such a stream: the server may be replaced, and a route may appear late.
 PROBE_EVERY_S: Final = 30.0
 _OPENERS: Final = frozenset({"initialize", "server/discover"})
 
@@ -65,13 +65,13 @@ class DetectingUpstream(HttpUpstream):
         try:
             return await self._legacy.exchange(outbound)
         except Refusal:
-            if not self._legacy.offered:  # it was replaced by another version of itself: detect again
+            if not self._legacy.offered:  # it was replaced by another version: detect again
                 self.is_legacy, self._next_probe_s = False, 0.0
             raise
 
     async def refused(self, outbound: Outbound, answer: UpstreamAnswer, until_s: float) -> UpstreamAnswer:
         opens = isinstance(outbound.message, Request) and outbound.message.method in _OPENERS
-        if not opens:  # later a 404 is about the request
+        if not opens:  # later a 404 concerns the request
             return answer
         with answer:
             refusal = await answer.read(MAX_ERROR_BYTES) if answer.media_type == JSON else b""

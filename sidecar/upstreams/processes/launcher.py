@@ -24,15 +24,15 @@ from typing import IO, Final, NamedTuple
 
 from sidecar.upstreams.processes import warden
 
-MAX_SHEBANG_BYTES: Final = 256  # as Linux reads
-START_S: Final = 10.0  # the longest that fork and exec may take on a busy machine
+MAX_SHEBANG_BYTES: Final = 256  # the length that Linux reads
+START_S: Final = 10.0  # the maximum time for fork and exec on a busy machine
 READ_SIZE: Final = 64 * 1024
 ANSWERS_SHARE, ASIDES_SHARE = 0.25, 0.1  # of the event loop
-# After its input is closed, a program may end by itself; then it is signalled to end; then it is killed.
+# After its input is closed, a program may end; then it is signalled to end; then it is killed.
 PATIENCE_S: Final = 0.5
 GRACE_S: Final = 2.0
-_LAST_S: Final = 5.0  # for what the kernel is slow to end
-CREDIT_S: Final = 1.0  # of a share that is saved up
+_LAST_S: Final = 5.0  # for processes that the kernel is slow to end
+CREDIT_S: Final = 1.0  # the maximum of a share that is saved
 PIECE_S: Final = 0.0001  # the time to read one piece from a pipe
 _WARDEN: Final = Path(warden.__file__)
 
@@ -46,7 +46,8 @@ class StartFailed(Exception):
 
 
 class WaitLimit(NamedTuple):
-    """When a program's keeper signals it to end and kills it, by `time.monotonic`, even if the sidecar hangs."""
+    """The times at which a program's keeper signals it to end and kills it, by `time.monotonic`, even if the sidecar
+    hangs."""
 
     asks_mono_s: float
     kills_mono_s: float
@@ -54,9 +55,9 @@ class WaitLimit(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A program to start. `path` is the absolute path of the executable, `env` the whole environment. Without `cwd`,
-    absolute too, it gets an empty folder of its own, which is removed with it. `limits` are setrlimit's, by the end of
-    their names: {"CPU": 60}. `until` is how long it may live unless that is extended."""
+    """A program to start. `path` is the absolute path of the executable, `env` the whole environment. `cwd` is absolute
+    too; without it, the program gets an empty folder of its own, which is removed with it. `limits` are setrlimit's, by
+    the end of their names: {"CPU": 60}. `until` is how long it may live unless extended."""
 
     path: str
     argv: Sequence[str]
@@ -85,8 +86,8 @@ class Exit(NamedTuple):
 
 
 class ProcessUsage(NamedTuple):
-    """What a program and all its descendants used, counted when the last had ended. The peak is that of the largest
-    process, and never below a keeper's own (some 10 MB)."""
+    """The resources used by a program and all its descendants, counted after the end of the last one. The peak is that
+    of the largest process, and at least a keeper's own (about 10 MB)."""
 
     cpu_s: float
     peak_memory_bytes: int
@@ -97,7 +98,7 @@ class ProcessUsage(NamedTuple):
 class OutputShare:
     """A share of the event loop, for the output of all programs of one sidecar. A program that writes thousands of
     pieces at once would keep the event loop busy. A reader pauses as long as the share requires, and the program waits
-    with its pipe full. Unused time is saved up for later bursts."""
+    with its pipe full. Unused time is saved for later bursts."""
 
     def __init__(self, share: float, clock_mono: Callable[[], float] = time.monotonic) -> None:
         self._share = share
@@ -106,13 +107,13 @@ class OutputShare:
 
     @asynccontextmanager
     async def piece(self) -> AsyncGenerator[None]:
-        """Process one piece inside this block; the next piece may be read after it."""
+        """Lets one piece be processed inside this block. The next piece may be read after it."""
         began_s = self._clock()
         yield
         await asyncio.sleep(self.owed_s(self._clock() - began_s + PIECE_S))
 
     def owed_s(self, spent_s: float) -> float:
-        """How long to pause after using so much of the event loop's time."""
+        """Returns how long to pause after using so much of the event loop's time."""
         now_s = self._clock()
         self._free_s = max(self._free_s, now_s - CREDIT_S) + spent_s / self._share
         return max(0.0, self._free_s - now_s)
@@ -122,7 +123,8 @@ _Line = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 class Process:
-    """A running program. Both outputs must be read, each piece in `answer` or, if it is none, in `aside`."""
+    """A running program. Both outputs must be read, each piece inside `answer` or, if it is no answer, inside
+    `aside`."""
 
     def __init__(
         self, line: _Line, pid: int, pipes: _Pipes, until: WaitLimit | None, answers: OutputShare, asides: OutputShare
@@ -137,7 +139,7 @@ class Process:
         self._hear, self._tell = line
         loop = asyncio.get_running_loop()
         self._exit: asyncio.Future[Exit] = loop.create_future()
-        self.used: ProcessUsage | None = None  # set once all of it has ended, if its keeper reports it
+        self.used: ProcessUsage | None = None  # set once all of its processes have ended, if its keeper reports it
         self.followed = loop.create_task(self._follow(), name=f"follows process {pid}")
 
     @property
@@ -149,7 +151,7 @@ class Process:
         return self._answers.piece()
 
     def aside(self) -> AbstractAsyncContextManager[None]:
-        """Counts against the share for other output. What a program that has ended left in its pipe is read at once."""
+        """Counts against the share for other output. The remaining output of an ended program is read at once."""
         return nullcontext() if self.exit is not None else self._asides.piece()
 
     async def wait(self) -> Exit:
@@ -157,8 +159,8 @@ class Process:
         return await asyncio.shield(self._exit)
 
     async def end(self, *, patience_s: float = PATIENCE_S, grace_s: float = GRACE_S) -> None:
-        """Closes its input, then signal it to end, then kill it, with all descendants; if this is cancelled, at
-        once."""
+        """Closes its input, then signals it to end, then kills it, with all descendants. If this is cancelled, kills it
+        at once."""
         try:
             self.stdin.close()
             if self.exit is None:
@@ -181,7 +183,7 @@ class Process:
         self._tell.close()
 
     def stop_reading(self) -> None:
-        """Stops reading its output: its descendants may hold its pipes open for ever."""
+        """Stops reading its output: its descendants may hold its pipes open indefinitely."""
         self._pipes.close_outputs()
 
     async def _follow(self) -> None:
@@ -202,7 +204,8 @@ class Process:
 
 
 class Processes:
-    """Every program of this sidecar. Of the sidecar's own `environ` a program gets only what its definition names."""
+    """Every program of this sidecar. A program receives only those variables of the sidecar's own `environ` that its
+    definition names."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         self.environ = environ
@@ -226,12 +229,12 @@ class Processes:
         try:
             return await asyncio.shield(starting)
         except asyncio.CancelledError:
-            starting.add_done_callback(_abandon)  # a partial start cannot be undone: the complete one can
+            starting.add_done_callback(_abandon)  # a partial start cannot be undone, but a complete one can
             raise
 
     async def _start(self, program: Program) -> Process:
         order = _order(program)
-        async with AsyncExitStack() as undo:  # what was opened is closed again if the start fails
+        async with AsyncExitStack() as undo:  # everything opened is closed again if the start fails
             try:
                 ours, theirs = socket.socketpair()
                 undo.callback(theirs.close)
@@ -250,12 +253,12 @@ class Processes:
             except OSError as error:
                 raise StartFailed(f"nothing can be started: {error.strerror}", error.errno) from None
             undo.pop_all()
-        self._running.add(process)  # a program that has no more users is followed to its end too
+        self._running.add(process)  # a program that has no more users is also followed to its end
         process.followed.add_done_callback(lambda _: self._running.discard(process))
         return process
 
     async def close(self) -> None:
-        """Break every line and wait for the warden to end: every program that still runs ends."""
+        """Breaks every line and waits for the warden to end, so that every running program ends."""
         self._closed = True
         await asyncio.gather(*self._starting, return_exceptions=True)
         for process in list(self._running):
@@ -364,7 +367,7 @@ class _Pipes:
 
 def _file(fd: int, mode: str, loop: asyncio.AbstractEventLoop) -> IO[bytes]:
     """A descriptor for the event loop's pipes. asyncio closes the file; uvloop closes the descriptor and then the file
-    as well: by then another thread may have opened something under the same number."""
+    as well: by then another thread may have opened a file with the same number."""
     return os.fdopen(fd, mode, 0, closefd=isinstance(loop, asyncio.BaseEventLoop))
 
 
@@ -395,7 +398,7 @@ def _close(fds: list[int]) -> None:
 
 
 def _pid_in(line: bytes) -> int:
-    """The pid of the program in the keeper's answer. Raises StartFailed with the reason why there is none."""
+    """Returns the pid of the program from the keeper's answer. Raises StartFailed with the reason if there is none."""
     try:
         answer = json.loads(line)
     except ValueError:
@@ -413,7 +416,8 @@ def _pid_in(line: bytes) -> int:
 
 
 def _interpreter_of(program: str) -> str:
-    """The missing interpreter of a program that exists, but that the system reports as not found; "" if it is there."""
+    """The missing interpreter of a program that exists, but that the system reports as not found; "" if the interpreter
+    exists."""
     first = None
     with suppress(OSError):
         if Path(program).is_file():
@@ -453,7 +457,7 @@ class CapturedOutput(NamedTuple):
 
 
 async def output_of(processes: Processes, program: Program, *, most: int, sent: bytes = b"") -> CapturedOutput:
-    """Runs a program; the first `most` bytes of each output are kept. Raises StartFailed; cancelling ends it."""
+    """Runs a program; returns the first `most` bytes of each output. Raises StartFailed; cancelling ends it."""
     process = await processes.start(program)
 
     async def feed() -> None:

@@ -1,18 +1,18 @@
-"""A small process that starts programs and ends their descendants, even after the sidecar is gone.
+"""A small process that starts programs and ends their descendants, even after the sidecar has ended.
 
-It is run as a file, `python -I -S warden.py FD`, and imports nothing of the sidecar, so that it forks quickly.
+It runs as a file, `python -I -S warden.py FD`, and imports nothing of the sidecar, so that it forks quickly.
 
     sidecar ──orders──▶ warden ──fork──▶ keeper ──fork, exec──▶ program ──▶ its descendants
        └───────────── one line for each program ──┘
 
 An order on FD is a length, JSON, and four descriptors: the program's three streams and the keeper's end of its line.
 The keeper writes `{"started": pid}` or `{"failed": errno, "where": …}` to its line, then `{"exited": status}`, then the
-resources used, `{"used": […]}`, and closes the line when nothing is left. It accepts `{"end": grace_s}`; a broken line
-means the same, with a short grace. `{"until": [asks, kills]}` limits the program's life unless it is extended, in two
+resources used, `{"used": […]}`, and closes the line when no process is left. It accepts `{"end": grace_s}`; a broken
+line means the same, with a short grace. `{"until": [asks, kills]}` limits the program's life, unless extended, by two
 times of the monotonic clock: when the program is signalled to end, and when it is killed, even if the sidecar hangs.
 
 Keeper and warden are subreapers (Linux): a process orphaned below them becomes their own child, so "no child left"
-means "nothing left". They signal only their own children, whose ids cannot be reused: only the parent can reap them.
+means "no process left". They signal only their own children, whose ids cannot be reused: only the parent can reap them.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ from typing import Any, NoReturn
 
 LINUX = sys.platform == "linux"
 HEADER = struct.Struct("!I")
-MAX_ORDER_BYTES = 4 * 2**20  # arguments and environment: the kernel takes 128 KiB of each, 2 MiB in all
+MAX_ORDER_BYTES = 4 * 2**20  # arguments and environment: the kernel accepts 128 KiB of each, 2 MiB in total
 STREAMS_AND_LINE = 4
-ORPHANED_GRACE_S = 1.0  # the sidecar or the program is gone: everything ends within two seconds
+ORPHANED_GRACE_S = 1.0  # the sidecar or the program has ended: everything ends within two seconds
 STEP_S = 0.02
 NEVER = (float("inf"), float("inf"))
 LONGEST_S = 3600.0  # of one poll: the kernel limits the number
 _BLOCK_BYTES = 512  # the unit of getrusage
 _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS = 36, 38
-_IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # sent by a terminal or supervisor to the sidecar too
+_IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # a terminal or supervisor also sends these to the sidecar
 
 
 def main(orders: socket.socket) -> None:
-    """Fork a keeper for each order, until the order socket is closed and nothing is left."""
+    """Forks a keeper for each order, until the order socket is closed and no keeper is left."""
     _settle()
     alarm = _Alarm()
     keepers: dict[int, str] = {}
@@ -72,7 +72,7 @@ def main(orders: socket.socket) -> None:
 
 
 def _reap(keepers: dict[int, str], folders: list[str]) -> bool:
-    """Reap ended children. After a keeper that was killed, end its processes and remove its `folders`."""
+    """Reaps ended children. After a killed keeper, ends its processes and removes its `folders`."""
     left = True
     while left:
         try:
@@ -114,7 +114,7 @@ def _next_order(orders: socket.socket) -> tuple[dict[str, Any], list[int]] | Non
 
 
 def _forked_keeper(order: dict[str, Any], fds: list[int]) -> int | None:
-    """The pid of a program's new keeper; None if the system refuses to fork, which is reported on the line."""
+    """The pid of a program's new keeper; None if the system refuses to fork, which it reports on the line."""
     pid = None
     try:
         pid = os.fork()
@@ -126,7 +126,7 @@ def _forked_keeper(order: dict[str, Any], fds: list[int]) -> int | None:
             _settle()
             ProcessKeeper(order, fds).run()
         except BaseException:
-            sys.excepthook(*sys.exc_info())  # a bug; the warden ends what this keeper kept
+            sys.excepthook(*sys.exc_info())  # a bug; the warden ends the processes of this keeper
         finally:
             os._exit(0)
     for fd in fds:
@@ -135,7 +135,7 @@ def _forked_keeper(order: dict[str, Any], fds: list[int]) -> int | None:
 
 
 class ProcessKeeper:
-    """Keeps one program. `_kill_at` is when signalling ends and killing begins; None while nothing must end."""
+    """Supervises one program. `_kill_at` is when signalling ends and killing begins; None while nothing must end."""
 
     def __init__(self, order: Mapping[str, Any], fds: list[int]) -> None:
         self._order = order
@@ -154,7 +154,7 @@ class ProcessKeeper:
         folder = self._order["cwd"]
         private = folder is None
         try:
-            if self._is_overdue():  # the sidecar hung meanwhile
+            if self._is_overdue():  # the sidecar hung in the meantime
                 raise OSError(errno.ETIMEDOUT, "overdue")
             if private:
                 folder = self._order["private"]
@@ -188,7 +188,7 @@ class ProcessKeeper:
             self._alarm.clear()
 
     def _listen(self) -> bool:
-        """Reads an order; False when there will be none any more."""
+        """Reads an order; False when there are no more."""
         try:
             heard = self._line.recv(4096)
         except BlockingIOError:
@@ -224,7 +224,7 @@ class ProcessKeeper:
         self._kill_at = min(self._kill_at or kill_at, kill_at)
 
     def _press(self) -> None:
-        """Signal every child to end, once each; after the grace, kill them."""
+        """Signals each child once to end; after the grace, kills them."""
         assert self._kill_at is not None
         killing = time.monotonic() >= self._kill_at
         number = signal.SIGKILL if killing else signal.SIGTERM
@@ -237,8 +237,8 @@ class ProcessKeeper:
                 _quietly(os.kill, pid, number)
 
     def _press_group(self, number: int) -> None:
-        # Once the program has been reaped, its group's id may be reused; on Linux nothing is missed by that, as the
-        # members of the group are our children by then.
+        # Once the program has been reaped, its group's id may be reused; on Linux this misses nothing, because the
+        # members of the group are children of this process by then.
         self._asked.add(self._pid)
         if self._exited and LINUX:
             return
@@ -269,7 +269,7 @@ class ProcessKeeper:
         return True
 
     def _say(self, what: dict[str, Any]) -> None:
-        _quietly(self._line.send, _line(what))  # if the line is closed, that is noticed when it is read
+        _quietly(self._line.send, _line(what))  # if the line is closed, its reader notices
 
 
 def _line(what: dict[str, Any]) -> bytes:
@@ -280,7 +280,7 @@ def _used() -> list[float]:
     """Seconds of CPU, and bytes: the largest process's peak, read from disk, written to it. Of all reaped processes."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     peak = used.ru_maxrss * 1024 if LINUX else used.ru_maxrss
-    blocks = _BLOCK_BYTES if LINUX else 0  # elsewhere these are operations of unknown size
+    blocks = _BLOCK_BYTES if LINUX else 0  # on other systems these are operations of unknown size
     return [used.ru_utime + used.ru_stime, peak, used.ru_inblock * blocks, used.ru_oublock * blocks]
 
 
@@ -301,7 +301,7 @@ def _launch(order: Mapping[str, Any], streams: list[int], folder: str) -> int:
 
 
 def _become(order: Mapping[str, Any], streams: list[int], folder: str, writer: int) -> NoReturn:
-    """In the new process: drop everything that is the keeper's, then exec the program."""
+    """In the new process: drops everything of the keeper's, then executes the program."""
     where = folder
     try:
         os.setsid()
@@ -329,19 +329,19 @@ def _become(order: Mapping[str, Any], streams: list[int], folder: str, writer: i
 
 
 def _limit(limits: Mapping[str, int]) -> None:
-    """Limit this process's resources, never above the current limits."""
+    """Limits this process's resources, never above the current limits."""
     for name, most in limits.items():
         kind = getattr(resource, f"RLIMIT_{name}")
         hard = resource.getrlimit(kind)[1]
-        # At the soft limit of CPU time a program gets SIGXCPU; a second later, at the hard one, it is killed.
+        # At the soft limit of CPU time, a program receives SIGXCPU; a second later, at the hard one, it is killed.
         own = most + 1 if name == "CPU" else most
         hard = own if hard == resource.RLIM_INFINITY else min(own, hard)
         resource.setrlimit(kind, (min(most, hard), hard))
 
 
 def remove(folder: str) -> None:
-    """Removes a folder and its content, as far as possible; of a symbolic link, only the link. A nested folder is first
-    moved to the top: a program can nest folders deeper than a path may be long."""
+    """Removes a folder and its content, as far as possible. For a symbolic link, removes only the link. A nested folder
+    is first moved to the top: a program can nest folders deeper than a path may be long."""
     if os.path.islink(folder):
         _quietly(os.unlink, folder)
         return
@@ -404,7 +404,7 @@ class _Alarm:
 
 
 def _children() -> list[int]:
-    """The pids of our children, dead ones included. On Linux only."""
+    """The pids of this process's children, including dead ones. On Linux only."""
     if not LINUX:
         return []
     me = os.getpid()
@@ -424,7 +424,7 @@ def _parent_of(pid: int) -> int:
 
 
 def _settle() -> None:
-    """Sets up warden and keeper: adopt orphans, ignore signals meant for the sidecar, disable core dumps."""
+    """Sets up warden and keeper: they adopt orphans, ignore signals for the sidecar, and write no core dumps."""
     gc.disable()
     if LINUX:
         _prctl(_PR_SET_CHILD_SUBREAPER)

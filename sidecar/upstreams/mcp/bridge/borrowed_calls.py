@@ -1,8 +1,8 @@
 """Reads the answer of one stateless caller's call at a session-based server.
 
 A call may outlive the request that began it: when the server asks its client for input, the caller's answer ends with
-that request, the call is held, and the caller's retry reads on. Messages wait in a short queue, for back pressure.
-`requestState` names a held call: it cannot be guessed, is valid once, for its owner and for the same call.
+that request, the call is held, and the caller's retry continues to read. Messages wait in a short queue, for back
+pressure. `requestState` names a held call: it cannot be guessed, is valid once, for its owner and for the same call.
 
     a held call        becomes
     retried            input is posted to the server, and its answer is read on
@@ -29,8 +29,8 @@ from sidecar.upstreams.mcp.transport import EVENT_STREAM, BuiltUpstream, McpTran
 if TYPE_CHECKING:
     from sidecar.upstreams.mcp.bridge.borrowed_sessions import BorrowedSession
 
-MAX_WAITING: Final = 64  # messages that were read and not yet passed on
-MAX_WAITING_BYTES: Final = 2**20  # of them together, except the last: one message may be larger
+MAX_WAITING: Final = 64  # messages that were read but not passed on yet
+MAX_WAITING_BYTES: Final = 2**20  # total, except for the last one: one message may be larger
 MAX_RESUMPTIONS: Final = 64
 MAX_HELD: Final = 256
 MAX_HELD_OF_ONE: Final = 16
@@ -43,8 +43,8 @@ Arrival = Message | StreamMark | BuiltUpstream | Refusal
 @dataclass(slots=True, eq=False)
 class BorrowedCall:
     """One call at the server, in the session `lent`. `upstream_id` is its id there, `request_id` the caller's, which
-    may change with each retry, as may `level` and the progress token (`token_now`; the server knows `token`).
-    `expired`: it is stopped because the server was late; `is_patient`: its caller waited as long as a call may take."""
+    may change with each retry, like `level` and the progress token (`token_now`; the server knows `token`). `expired`:
+    it was stopped because the server was late. `is_patient`: its caller waited as long as a call may take."""
 
     upstream: McpTransport
     lent: BorrowedSession
@@ -110,7 +110,7 @@ class BorrowedCall:
         await self._arrived.put((arrival, size))
 
     def offer(self, arrival: Arrival) -> bool:
-        """Queues a message about this call that came on another stream; False if the queue is full."""
+        """Queues a message about this call that arrived on another stream; False if the queue is full."""
         try:
             self._arrived.put_nowait((arrival, 0))
         except asyncio.QueueFull:
@@ -126,7 +126,7 @@ class BorrowedCall:
         return arrival
 
     async def _messages(self, answer: UpstreamAnswer, place: StreamPlace) -> AsyncGenerator[Arrival, None]:
-        """Every message of the answer, also if the server has its client fetch the rest by GET."""
+        """Yields every message of the answer, also if the server requires its client to fetch the rest by GET."""
         async with aclosing(events(answer, place)) as first:
             async for arrival in first:
                 yield arrival
@@ -144,7 +144,8 @@ class BorrowedCall:
 
 
 class HeldCall(NamedTuple):
-    """A call that waits for its caller; `asked`: key of `inputRequests` → the server's id. Not `held`: retried anew."""
+    """A call that waits for its caller; `asked`: key of `inputRequests` → the server's id. Not `held`: it was
+    retried."""
 
     course: BorrowedCall
     questions: Mapping[str, Any]
@@ -164,7 +165,7 @@ class HeldCalls:
         return len(self._held)
 
     def has_room(self, owner: str) -> bool:
-        """Whether the owner may hold one more call; its oldest one is dropped for it if it holds too many."""
+        """Whether the owner may hold one more call; if it holds too many, its oldest one is dropped."""
         mine = [state for state, held in self._held.items() if held.course.outbound.owner == owner]
         if len(mine) >= MAX_HELD_OF_ONE:
             self.drop(mine[0])
@@ -177,7 +178,8 @@ class HeldCalls:
         return state
 
     def find(self, state: object, owner: str, fingerprint: bytes) -> HeldCall | None:
-        """The call that this caller holds under this state; None for an unknown state, another caller's or call's."""
+        """The call that this caller holds under this state; None for an unknown state and for that of another caller or
+        call."""
         held = self._held.get(state) if isinstance(state, str) else None
         mine = held is not None and (held.course.outbound.owner, held.course.fingerprint) == (owner, fingerprint)
         return held if mine else None

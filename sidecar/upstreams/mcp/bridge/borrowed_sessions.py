@@ -1,4 +1,5 @@
-"""Keeps the sessions that stateless callers share: one for each owner and set of declared capabilities, while used."""
+"""Stores the sessions that stateless callers share: one for each owner and set of declared capabilities, while in
+use."""
 
 from __future__ import annotations
 
@@ -36,15 +37,15 @@ from sidecar.upstreams.statuses import passes_on, refusal_of, words_of
 
 MAX_LENT: Final = 1_000
 MAX_SUBSCRIPTIONS: Final = 64  # of one session
-MAX_LENT_OF_ONE: Final = 8  # sets of capabilities of one owner
+MAX_LENT_OF_ONE: Final = 8  # sets of capabilities for one owner
 SWEEP_EVERY_S: Final = 1.0
-READY_WITHIN_S: Final = 2.0  # the longest wait for the head of a session's own stream
+READY_WITHIN_S: Final = 2.0  # the maximum wait for the head of a session's own stream
 _FAREWELL_S: Final = 5.0
 
 
 @dataclass(slots=True, eq=False)
 class BorrowedSession:
-    """A session that the bridge keeps. `server` is its `initialize` result; `outbound` opens its own stream."""
+    """A session that the bridge holds. `server` is its `initialize` result; `outbound` opens its own stream."""
 
     key: tuple[str, bytes]
     outbound: Outbound
@@ -76,10 +77,10 @@ class BorrowedSession:
         self.used_s = asyncio.get_running_loop().time()
 
     def only_course(self, *, asked: bool = False) -> BorrowedCall | None:
-        """The call that an unsolicited message belongs to: the only one not held, or not held and of a method that may
-        be `asked`. Anonymous callers share a session."""
+        """Returns the call that an unsolicited message belongs to, if there is only one candidate: the only call that
+        is not held, or that is not held and has a method that may be `asked`. Anonymous callers share a session."""
         running = [course for course in self.courses.values() if not course.held]
-        if asked and len(running) > 1:  # a list under way asks nothing
+        if asked and len(running) > 1:  # a list in progress asks nothing
             running = [course for course in running if course.method in translation.RESUMED_BY_RETRY]
         return running[0] if len(running) == 1 and not self.outbound.is_anonymous else None
 
@@ -107,7 +108,7 @@ class BorrowedSessions:
             self.end(lent)
 
     async def of(self, outbound: Outbound, request: Request) -> BorrowedSession:
-        """The owner's session with these capabilities. The first call opens it, and concurrent ones wait for that."""
+        """The owner's session with these capabilities. The first call opens it, and concurrent ones wait for it."""
         meta = request.params.get("_meta", {})
         capabilities = translation.of_client(meta.get(META_CAPABILITIES, {}))
         key = outbound.owner, compact_json(capabilities, orjson.OPT_SORT_KEYS)
@@ -128,7 +129,7 @@ class BorrowedSessions:
         return lent
 
     def speak_for(self, lent: BorrowedSession, outbound: Outbound) -> None:
-        """Uses this call's caller, and so its current credential, for the session's own messages from now on."""
+        """Uses this call's caller, and so its current credential, for the session's own messages from then on."""
         lent.outbound = lent.outbound._replace(caller=outbound.caller)
         lent.used()
 
@@ -195,7 +196,7 @@ class BorrowedSessions:
                     self.end(lent)
 
     def end(self, lent: BorrowedSession) -> None:
-        """Ends a session and every call in it, and notify the server."""
+        """Ends a session and every call in it, and notifies the server."""
         self.lose(lent)
         self.ended(lent)
         for course in list(lent.courses.values()):
@@ -245,7 +246,7 @@ class BorrowedSessions:
                 self._unsubscribe(lent, subscription, sorted(subscription.uris))
 
     async def subscribe(self, lent: BorrowedSession, request: Request) -> UpstreamAnswer:
-        """The stream of one `subscriptions/listen`: an acknowledgement, then what the server sends. Raises Refusal."""
+        """The stream of one `subscriptions/listen`: an acknowledgement, then the server's messages. Raises Refusal."""
         wanted = request.params.get("notifications", {})
         if len(lent.subscriptions) >= MAX_SUBSCRIPTIONS:
             raise Refusal(Reason.TOO_MANY_CONCURRENT, "too many subscriptions")

@@ -1,12 +1,12 @@
-"""Sends each message directly or over a bridge, depending on the server's era.
+"""Sends each message directly or over a bridge, depending on the server's MCP revisions.
 
-    the caller's era   the server speaks      the message goes
+    the caller's       the server supports    the message goes
     stateless          stateless, or both     unchanged
-    stateless          sessions only          over `StatelessToSession`: a session that is kept for its owner
+    stateless          sessions only          over `StatelessToSession`: a session that is held for its owner
     session            sessions, or both      unchanged
     session            stateless only         over `SessionToStateless`: a session that is emulated for its caller
 
-The sidecar's own requests go unchanged. All answers show which eras the server speaks.
+The sidecar's own requests are sent unchanged. All answers show which revisions the server supports.
 """
 
 from __future__ import annotations
@@ -37,12 +37,13 @@ from sidecar.upstreams.mcp.transport import (
 )
 
 DISCOVER: Final = "server/discover"
-FRESH_S: Final = 60.0  # for so long our own conversation reuses what a caller's request has shown
+FRESH_S: Final = 60.0  # how long the sidecar's own conversation reuses facts from a caller's request
 _KEPT: Final = (SESSION_ID, "retry-after", "location")
 
 
 class Bridge(TransportLayer):
-    """An upstream for callers of either era. An input request is kept for `question_s`, a session for `idle_s`."""
+    """An upstream for callers of session and stateless revisions. An input request is stored for `question_s`, a
+    session for `idle_s`."""
 
     def __init__(self, inner: McpTransport, eras: ServerEras, question_s: float, idle_s: float) -> None:
         super().__init__(inner)
@@ -52,7 +53,7 @@ class Bridge(TransportLayer):
         self._asking = asyncio.Lock()
 
     def exchange(self, outbound: Outbound) -> Coroutine[Any, Any, UpstreamAnswer]:
-        """See `McpTransport.exchange`. What needs no translation is the inner transport's own coroutine."""
+        """See `McpTransport.exchange`. A message that needs no translation uses the inner transport's own coroutine."""
         message = outbound.message
         if outbound.version in STATELESS_SET:
             if self.eras.stateless and not (isinstance(message, Request) and message.method == DISCOVER):
@@ -66,7 +67,7 @@ class Bridge(TransportLayer):
         return self.inner.exchange(without_parameters(outbound))
 
     def roams(self, session_id: str | None) -> bool:
-        """See `McpTransport.roams`: an emulated session does not."""
+        """See `McpTransport.roams`. An emulated session does not."""
         return session_id not in self._player and self.inner.roams(session_id)
 
     async def end_session(self, session_id: str, version: str, deadline_s: float) -> None:
@@ -99,7 +100,7 @@ class Bridge(TransportLayer):
     async def _find_out(self, outbound: Outbound) -> None:
         async with self._asking:
             if self.eras.stateless is not None:
-                return  # another call asked meanwhile
+                return  # another call asked in the meantime
             version = STATELESS_VERSIONS[-1]
             meta = {META_VERSION: version, META_CAPABILITIES: {}, META_CLIENT: OURSELVES}
             question = Request("sidecar-era", DISCOVER, {"_meta": meta})
@@ -107,7 +108,7 @@ class Bridge(TransportLayer):
             await self._discovered(asked, question)
 
     async def _discovered(self, outbound: Outbound, message: Request) -> BuiltUpstream:
-        """The answer to `server/discover`; the eras that it shows are recorded."""
+        """The answer to `server/discover`; the revisions that it shows are recorded."""
         with await self.inner.exchange(outbound) as answer:
             body, response = await whole_answer(answer, message.id, self.inner, outbound.deadline_s)
             self.eras.learn(answer.status, response)
@@ -124,7 +125,7 @@ class Bridge(TransportLayer):
             if outbound.caller is None or answer.status not in REFUSALS:
                 return told
             if answer.status == 200 and (response is None or response.error is None):
-                return told  # it broke off, or agreed on an unknown revision: that shows no era
+                return told  # it broke off, or agreed on an unknown revision, which proves nothing
             if self.eras.sessions:  # an ordinary failure, or a new version of the server: the next call asks
                 self.eras.doubt()
                 return told
@@ -137,14 +138,14 @@ class Bridge(TransportLayer):
 
 
 def _again(answer: UpstreamAnswer, body: bytes) -> BuiltUpstream:
-    """An answer with its body, which was read, to be read again."""
+    """Returns an answer whose body was read, so that it can be read again."""
     media_type = JSON if answer.media_type == EVENT_STREAM and body else answer.media_type
     headers = {name: answer.headers[name] for name in _KEPT if name in answer.headers}
     return BuiltUpstream(answer.status, body, media_type=media_type, headers=headers)
 
 
 def _refuse_tasks(outbound: Outbound) -> None:
-    """The two eras' tasks differ, and a task created in one era cannot be used in the other."""
+    """Tasks of session revisions and of stateless revisions differ, and cannot be used in each other."""
     message = outbound.message
     if isinstance(message, Request) and message.method.startswith("tasks/"):
         raise Refusal(Reason.METHOD_UNKNOWN, "this server has no tasks of this revision")

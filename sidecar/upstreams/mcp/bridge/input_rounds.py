@@ -37,7 +37,7 @@ _TOO_MANY: Final = {"code": -32603, "message": "The server asked too often"}
 
 class InputRounds(UpstreamAnswer):
     """One call, and its answer if it needs a stream. `request` is the call in the session `played`, one of its `calls`
-    while in progress; `outbound` is that call as it is first sent."""
+    while in progress; `outbound` is that call as first sent."""
 
     def __init__(self, inner: McpTransport, played: EmulatedSession, outbound: Outbound, request: Request) -> None:
         super().__init__(200, EVENT_STREAM)
@@ -51,7 +51,8 @@ class InputRounds(UpstreamAnswer):
         self._sent_id = request.id
 
     async def begin(self) -> UpstreamAnswer:
-        """The head of the answer: whole if the server answered in one body and needs no input. Raises Refusal."""
+        """Returns the head of the answer, complete if the server answered in one body and needs no input. Raises
+        Refusal."""
         try:
             answer = await self._send(self._outbound)
             if answer.status == 200 and answer.media_type == EVENT_STREAM:
@@ -100,7 +101,7 @@ class InputRounds(UpstreamAnswer):
             self.close()
 
     def cancel(self) -> None:
-        """The caller cancelled the call: the exchange with the server is closed, which tells the server."""
+        """The caller cancelled the call: the exchange with the server is closed, which notifies the server."""
         self._cancelled = True
         self._stop()
 
@@ -130,7 +131,7 @@ class InputRounds(UpstreamAnswer):
             self._answer = await post
         except asyncio.CancelledError:
             if post.done() and not post.cancelled() and post.exception() is None:
-                post.result().close()  # the call was given up just as the answer was there
+                post.result().close()  # the call was abandoned just as the answer arrived
             if self._cancelled or self._closed:
                 raise self._gone("the exchange was given up") from None
             raise
@@ -139,11 +140,11 @@ class InputRounds(UpstreamAnswer):
         return self._answer
 
     async def _whole(self, answer: UpstreamAnswer) -> Response | BuiltUpstream:
-        """An answer that is no stream: its response, or the answer as the caller gets it."""
+        """An answer that is not a stream: its response, or the answer in the caller's form."""
         body = await answer.read(self._inner.max_response_bytes)
         if answer.media_type != JSON or (answer.status != 200 and passes_on(refusal_of(answer))):
             told = answer.with_body(body)
-            # A 404 would tell the caller that its session is over, which it is not.
+            # A 404 would mean to the caller that its session has ended, which is not so.
             told.status = 502 if answer.status == 404 else answer.status
             return told
         message = received(body)
@@ -154,7 +155,7 @@ class InputRounds(UpstreamAnswer):
         return message
 
     async def _between(self, deadline: Deadline) -> AsyncGenerator[bytes | Response, None]:
-        """The intermediate messages, and then the response."""
+        """Yields the intermediate messages, then the response."""
         assert self._answer is not None
         stream = events(self._answer, StreamPlace(self._inner, self._sent_id), deadline)
         async with aclosing(stream) as messages:
@@ -171,7 +172,7 @@ class InputRounds(UpstreamAnswer):
                 raise self._gone(refusal.detail, refusal.reason) from None
 
     async def _again(self, answers: dict[str, Any], state: str | None, deadline: Deadline) -> Response | None:
-        """Sends the call again; returns its response if that came whole, None if there is a stream to read."""
+        """Sends the call again; returns its response if it is complete, None if there is a stream to read."""
         params = dict(self._outbound.message.params) if isinstance(self._outbound.message, Request) else {}
         if answers:
             params["inputResponses"] = answers
@@ -210,7 +211,7 @@ class InputRounds(UpstreamAnswer):
         return Refusal(Reason.CALLER_GONE) if self._cancelled else Refusal(reason, detail)
 
     def _put(self, asked: Mapping[str, Any]) -> list[Request]:
-        """The input requests as requests of a server; their responses are expected from now on."""
+        """Returns the input requests as requests of a server. Their responses are expected from then on."""
         requests, self._waiting = [], {}
         for entry in asked.values():
             method, params = translation.played_question(entry, self._played.version)
@@ -220,8 +221,8 @@ class InputRounds(UpstreamAnswer):
         return requests
 
     async def _gathered(self, asked: Mapping[str, Any], deadline: Deadline) -> dict[str, Any] | Response:
-        """The caller's responses by key; its error, which the server has no form for, ends the call. Raises Refusal."""
-        if not asked:  # the server only wants the call to be sent again
+        """The caller's responses by key; an error, which the server cannot receive, ends the call. Raises Refusal."""
+        if not asked:  # the server only requires the call to be sent again
             await asyncio.sleep(FIRST_PAUSE_S * self._count)
             return {}
         answers = {}

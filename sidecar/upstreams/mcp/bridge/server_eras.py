@@ -1,4 +1,4 @@
-"""Tracks which eras a server speaks, as its answers show; one that does not fit puts that in doubt."""
+"""Tracks which revisions a server supports, as its answers show. An answer that does not fit puts this in doubt."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import Any, Final
 from sidecar.protocols.jsonrpc import Response
 from sidecar.protocols.mcp.eras import SESSION_VERSIONS_SET, STATELESS_SET, UNSUPPORTED_VERSION
 
-# The statuses that mean "unknown era", rather than "not you" (401, 403) or "not now" (429, 5xx).
+# The statuses that mean "unknown revision", rather than "not you" (401, 403) or "not now" (429, 5xx).
 REFUSALS: Final = frozenset({200, 400, 404, 405, 406, 415})
-UNFIT: Final = frozenset({400, 404, 405})  # answers to stateless messages that put the era in doubt
-# An answer that does not fit may be an ordinary error: doubt costs one more request, but not after each of them.
+UNFIT: Final = frozenset({400, 404, 405})  # answers to stateless messages that put the revision in doubt
+# An answer that does not fit may be an ordinary error: doubt costs one more request, but not after each such answer.
 DOUBT_AFTER_S: Final = 30.0
 
 
 class ServerEras:
-    """The eras of one server; None is not known yet."""
+    """The revisions of one server; None is not known yet."""
 
     def __init__(self) -> None:
         self.stateless: bool | None = None
@@ -26,17 +26,17 @@ class ServerEras:
 
     @property
     def age_s(self) -> float:
-        """The seconds since the server was asked for its stateless era."""
+        """The seconds since the server was asked for its stateless revisions."""
         return monotonic() - self._learned_at_s
 
     def learn(self, status: int, discovered: Response | None) -> None:
-        """Notes the answer to `server/discover`, if it shows whether the server has the stateless era."""
+        """Records the answer to `server/discover`, if it shows whether the server supports a stateless revision."""
         speaks = status == 200 and speaks_stateless(discovered)
         if speaks or (status in REFUSALS and not _offers_stateless_instead(discovered)):
             self.stateless, self._learned_at_s = speaks, monotonic()
 
     def doubt(self, *, at_once: bool = False) -> None:
-        """An answer did not fit: ask again, unless what is known is quite new."""
+        """An answer did not fit: ask again, unless the known revision is very recent."""
         if at_once or self.age_s >= DOUBT_AFTER_S:
             self.stateless = self.sessions = None
 
@@ -53,7 +53,7 @@ def opens_session(response: Response | None) -> bool:
 
 
 def _offers_stateless_instead(response: Response | None) -> bool:
-    """Whether this refusal of a revision names a known stateless one: the era is the right one."""
+    """Whether this refusal of a revision names a known stateless one."""
     error = response.error if response is not None and response.error is not None else {}
     data = error.get("data")
     named = data.get("supported") if isinstance(data, Mapping) else None

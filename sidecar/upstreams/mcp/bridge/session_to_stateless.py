@@ -1,4 +1,4 @@
-"""Emulates sessions at a stateless server: what callers declared, set and subscribed to is repeated in each request."""
+"""Emulates sessions at a stateless server: each request repeats what its caller declared, set and subscribed to."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from sidecar.upstreams.statuses import passes_on, refusal_of, words_of
 STATELESS: Final = STATELESS_VERSIONS[-1]
 MAX_PLAYED: Final = 10_000
 MAX_URIS: Final = 100  # the most that one subscriptions/listen may name
-MAX_EARS: Final = 4  # as many streams as a session may have open
+MAX_EARS: Final = 4  # as many as the streams that a session may have open
 ID_BYTES: Final = 32
 PREFIX: Final = "sidecar-played-"
 HEARD_WITHIN_S: Final = 5.0
@@ -52,7 +52,8 @@ HEARD_WITHIN_S: Final = 5.0
 
 @dataclass(slots=True, eq=False)
 class EmulatedSession:
-    """One emulated session. `server` is the result of its `initialize`, `questions` what the server waits for."""
+    """One emulated session. `server` is the result of its `initialize`, `questions` the requests that the server waits
+    for."""
 
     id: str
     owner: str
@@ -68,14 +69,14 @@ class EmulatedSession:
     numbers: Iterator[int] = field(default_factory=lambda: count(1))
 
     def stated(self, params: Mapping[str, Any]) -> dict[str, Any]:
-        """Parameters as the stateless era requires them."""
+        """Parameters in the form of stateless revisions."""
         meta = {**params.get("_meta", {}), **self.meta}
         if self.level is not None:
             meta[META_LEVEL] = self.level
         return {**{key: value for key, value in params.items() if key != "task"}, "_meta": meta}
 
     def wish(self) -> dict[str, Any]:
-        """The filter of its stream: everything that the server announces."""
+        """The filter of its stream: all announcements of the server."""
         announced = (flag for flag in LIST_FLAGS.values() if translation.announces(self.server, flag))
         wish: dict[str, Any] = dict.fromkeys(announced, True)
         if self.uris:
@@ -92,7 +93,7 @@ class SessionToStateless:
     _played: OrderedDict[str, EmulatedSession] = field(default_factory=OrderedDict)
 
     def __contains__(self, session_id: str | None) -> bool:
-        """Whether it is an emulated session, ended ones included: the server knows none of them."""
+        """Whether it is an emulated session, ended ones included, which the server does not know."""
         return session_id is not None and session_id.startswith(PREFIX)
 
     async def begin(self, outbound: Outbound, request: Request) -> UpstreamAnswer:
@@ -113,7 +114,7 @@ class SessionToStateless:
         version = translation.agreed(params.get("protocolVersion"))
         result = translation.initialized(response.result, version, self.inner.name)
         now_s = asyncio.get_running_loop().time()
-        # Sessions are normally ended explicitly; this removes those whose end was missed, and none in use.
+        # Sessions are normally ended explicitly; this removes those whose end was missed, but none in use.
         for old in list(self._played.values()):
             if now_s - old.used_s <= self.idle_s:
                 break
@@ -236,7 +237,7 @@ class EmulatedStream:
         self.played.ears.add(self)
         ready = False
         try:
-            # With nothing to listen for yet, a subscription may come.
+            # There is nothing to listen for yet, but a subscription may follow.
             ready = not self.played.wish() or await self._begin()
         finally:
             if not ready:
@@ -273,7 +274,7 @@ class EmulatedStream:
         if message is StreamMark.ALIVE:
             self.pipe.write(sse.KEEP_ALIVE)
         elif isinstance(message, Notification) and (message.method in LIST_FLAGS or message.method == UPDATED):
-            # Without its subscription id: the session has one stream for all.
+            # Without its subscription id, because the session has one stream for all subscriptions.
             params = dict(message.params)
             meta = {key: value for key, value in params.pop("_meta", {}).items() if key != META_SUBSCRIPTION}
             unmarked = Notification(message.method, {**params, "_meta": meta} if meta else params)

@@ -1,4 +1,4 @@
-"""Serves stateless callers from a session-based server, in sessions that the bridge keeps (`borrowed_sessions.py`).
+"""Serves stateless callers from a session-based server, in sessions that the bridge holds (`borrowed_sessions.py`).
 
 A request of the server to its client becomes the answer of the call, `input_required`, and the call is held
 (`borrowed_calls.py`) until its caller retries it with the input.
@@ -50,9 +50,9 @@ class StatelessToSession:
         self._sessions = BorrowedSessions(inner, idle_s, eras, self._heard, self.held.drop_all_in)
 
     async def exchange(self, outbound: Outbound) -> UpstreamAnswer:
-        """The answer to one message of the stateless era. Raises Refusal."""
+        """The answer to one message of a stateless revision. Raises Refusal."""
         request = outbound.message
-        if not isinstance(request, Request):  # the era has no other messages over HTTP, and none pass the front end
+        if not isinstance(request, Request):  # stateless revisions have no other messages over HTTP
             raise Refusal(Reason.METHOD_UNKNOWN)
         deadline = Deadline.within(outbound.deadline_s)
         if request.method in translation.RESUMED_BY_RETRY and "requestState" in request.params:
@@ -93,7 +93,7 @@ class StatelessToSession:
         token, upstream_id = progress_token(request), next(lent.ids)
         asked = lent.outbound._replace(
             verb="POST",
-            # The sidecar chooses the token: two calls in one session may bear the same.
+            # The sidecar chooses the token, because two calls in one session may use the same.
             message=Request(upstream_id, request.method, translation.lent_params(request.params, upstream_id)),
             # A call that may be held has a connection of its own, so that held calls do not block others.
             deadline_s=outbound.deadline_s + (self._question_s if lent.may_ask else 0),
@@ -120,7 +120,7 @@ class StatelessToSession:
         return await self._answer(course, deadline)
 
     async def _set_level(self, lent: BorrowedSession, level: str | None) -> None:
-        """The session's level is that of its most verbose call; each call gets the messages of its own level."""
+        """The session's level is that of its most verbose call; each call receives the messages of its own level."""
         if level is None or not translation.offers(lent.server, "logging"):
             return
         if lent.level is None or not translation.at_least(level, lent.level):
@@ -128,7 +128,7 @@ class StatelessToSession:
             await self._sessions.ask(lent, "logging/setLevel", {"level": level})
 
     async def _answer(self, course: BorrowedCall, deadline: Deadline) -> UpstreamAnswer | None:
-        """The head of a call's answer, as soon as there is one. None if the session is lost."""
+        """The head of a call's answer, as soon as it arrives. None if the session is lost."""
         try:
             while not course.opened:
                 arrival = await course.next(deadline)
@@ -136,7 +136,7 @@ class StatelessToSession:
                     return self._whole_body(course, arrival)
                 if arrival is StreamMark.OPENED:
                     course.opened = True
-                elif isinstance(arrival, Request | Response):  # on the session's stream, before the call's own began
+                elif isinstance(arrival, Request | Response):  # on the session's stream, before the call's own
                     told, state = self.told(course, arrival)
                     if isinstance(told, Response):
                         return self._body(told, state)
@@ -167,7 +167,7 @@ class StatelessToSession:
         return BuiltUpstream.of_response(final, status, withheld=partial(self.held.drop, state))
 
     def told(self, course: BorrowedCall, message: Message) -> tuple[Notification | Response | None, str]:
-        """What a message becomes for the caller, a response last; and its name if it is held now. Raises Refusal."""
+        """Returns the caller's form of a message, a response last, and its name if it is then held. Raises Refusal."""
         if isinstance(message, Response):
             return self._final(course, message)
         if isinstance(message, Notification):
@@ -210,10 +210,10 @@ class StatelessToSession:
             return None if course.token_now is None else Notification(notification.method, params)
         if notification.method in LIST_FLAGS or notification.method == UPDATED:
             self._sessions.publish(course.lent, notification)
-        return None  # the rest has no place in a stateless answer
+        return None  # stateless answers have no place for other messages
 
     def give_up(self, course: BorrowedCall, *, late: bool = False) -> None:
-        """The caller left, or the server was `late`: cancel the call at the server."""
+        """The caller disconnected, or the server was `late`: cancels the call at the server."""
         if course.over:
             return
         course.expired = late and course.is_patient
@@ -229,7 +229,8 @@ class StatelessToSession:
     def _hold(
         self, course: BorrowedCall, questions: Mapping[str, Any], asked: Mapping[str, Id], *, live: bool
     ) -> tuple[Response, str]:
-        """Ends the caller's answer with the server's input request. A call that is not `live` is over at the server."""
+        """Ends the caller's answer with the server's input request. A call that is not `live` has ended at the
+        server."""
         if not self.held.has_room(course.outbound.owner):
             if live:
                 self.give_up(course)

@@ -1,4 +1,4 @@
-"""Translates messages between eras.
+"""Translates messages between session and stateless revisions.
 
 No I/O. `lent_…` functions translate for a stateless caller of a server with sessions only (`borrowed_sessions.py`);
 `played_…` functions translate for the caller of a session at a stateless server (`session_to_stateless.py`).
@@ -52,7 +52,7 @@ _CLIENT_CAPABILITIES: Final = ("sampling", "elicitation", "roots", "experimental
 
 
 def without_parameters(outbound: Outbound) -> Outbound:
-    """The message without mirrored arguments: a server with sessions only knows none."""
+    """The message without mirrored arguments: a server with sessions only does not use them."""
     extra = [header for header in outbound.extra if not header[0].lower().startswith(PARAMETER_PREFIX)]
     return outbound._replace(extra=extra) if len(extra) < len(outbound.extra) else outbound
 
@@ -69,7 +69,7 @@ def announces(server: Mapping[str, Any], flag: str) -> bool:
 
 
 def fingerprint(request: Request) -> bytes:
-    """A digest of a call's method, its name or URI, and its arguments. A retry must have the same."""
+    """A digest of a call's method, its name or URI, and its arguments. A retry must have the same digest."""
     params = request.params
     named = [request.method, params.get("name"), params.get("uri"), params.get("arguments", {})]
     return sha256(orjson.dumps(named, option=orjson.OPT_SORT_KEYS)).digest()
@@ -81,7 +81,8 @@ def at_least(level: object, threshold: str | None) -> bool:
 
 
 def lent_params(params: Mapping[str, Any], token: int) -> dict[str, Any]:
-    """Parameters without the members of the stateless era. A call that wants progress is given this `token`."""
+    """Returns parameters without the members of stateless revisions. A call that requests progress receives this
+    `token`."""
     kept = {key: value for key, value in params.items() if key not in _LEFT_OUT}
     meta = {key: value for key, value in params.get("_meta", {}).items() if key not in META_OF_ERA}
     if "progressToken" in meta:
@@ -92,7 +93,8 @@ def lent_params(params: Mapping[str, Any], token: int) -> dict[str, Any]:
 
 
 def of_client(declared: Mapping[str, Any]) -> dict[str, Any]:
-    """What a client of either era may declare, without changes of its roots: no caller here can announce them."""
+    """Returns what a client of any revision may declare, without changes of its roots, which no caller here can
+    announce."""
     kept = {key: declared[key] for key in _CLIENT_CAPABILITIES if isinstance(declared.get(key), dict)}
     return {**kept, "roots": {}} if "roots" in kept else kept
 
@@ -111,7 +113,8 @@ def discovered(server: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def lent_result(method: str, result: Mapping[str, Any]) -> dict[str, Any]:
-    """A result in the stateless era's form. It is marked as not cacheable, neither for long nor for other callers."""
+    """A result in the form of stateless revisions. It is marked as not cacheable, neither for long nor for other
+    callers."""
     full = {**result, "resultType": "complete"}
     if method in CACHED:
         full |= {"ttlMs": 0, "cacheScope": "private"}
@@ -119,12 +122,12 @@ def lent_result(method: str, result: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def lent_error(error: Mapping[str, Any]) -> dict[str, Any]:
-    """An error without the codes that the stateless era withdrew."""
+    """An error without the codes that stateless revisions withdrew."""
     return {**error, "code": INVALID_PARAMS} if error.get("code") == RESOURCE_NOT_FOUND else dict(error)
 
 
 def lent_status(error: Mapping[str, Any]) -> int:
-    """The HTTP status of an error (MCP 2026-07-28, transports): two codes that may cross have their own."""
+    """The HTTP status of an error (MCP 2026-07-28, transports): two of the translated codes have their own."""
     return _STATUS.get(error.get("code"), 200)
 
 
@@ -169,7 +172,7 @@ def may_be_asked(capabilities: Mapping[str, Any], method: str, params: Mapping[s
 
 
 def played_capabilities(capabilities: Mapping[str, Any]) -> dict[str, Any]:
-    """The capabilities of `initialize`, as each request of the stateless era repeats them."""
+    """The capabilities of `initialize`, in the form in which each stateless request repeats them."""
     kept = of_client(capabilities)
     if kept.get("elicitation") == {}:
         kept["elicitation"] = {"form": {}}  # the meaning of an empty object before there were two modes
@@ -193,12 +196,12 @@ def initialized(server: Mapping[str, Any], version: str, name: str) -> dict[str,
 
 
 def agreed(requested: object) -> str:
-    """The revision of an emulated session: the one requested, else the newest that has sessions."""
+    """The revision of an emulated session: the requested one, otherwise the newest session revision."""
     return str(requested) if requested in SESSION_VERSIONS else _NEWEST
 
 
 def played_result(result: Mapping[str, Any]) -> dict[str, Any]:
-    """A result in the session era's form."""
+    """A result in the form of session revisions."""
     kept = {key: value for key, value in result.items() if key not in ("resultType", "ttlMs", "cacheScope")}
     if isinstance(kept.get("_meta"), dict):
         kept["_meta"] = {key: value for key, value in kept["_meta"].items() if key != META_SERVER}
@@ -208,7 +211,7 @@ def played_result(result: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def played_error(error: Mapping[str, Any], method: str) -> dict[str, Any]:
-    """An error with the codes of the session era."""
+    """An error with the codes of session revisions."""
     code = error.get("code")
     if method == "resources/read" and code == INVALID_PARAMS and "uri" in _dict(error.get("data")):
         return {**error, "code": RESOURCE_NOT_FOUND}  # the URI in its data distinguishes it

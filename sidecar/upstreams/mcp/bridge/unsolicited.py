@@ -1,4 +1,4 @@
-"""Hears a server's unsolicited messages (GET stream, or `subscriptions/listen`), and passes them to subscribers."""
+"""Receives a server's unsolicited messages (GET stream, or `subscriptions/listen`), and passes them to subscribers."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ ACKNOWLEDGED: Final = "notifications/subscriptions/acknowledged"
 class UnsolicitedStream:
     """A stream of unsolicited messages, reopened whenever it ends. `outbound` gives the request that opens it, with the
     current credential. `heard` is called with every message and keep-alive. `refused` is called with the status of an
-    answer that is no stream, and returns whether to try again."""
+    answer that is not a stream, and returns whether to try again."""
 
     upstream: McpTransport
     outbound: Callable[[], Outbound]
@@ -46,7 +46,7 @@ class UnsolicitedStream:
         self._place = StreamPlace(self.upstream)
 
     async def open(self, within_s: float) -> bool:
-        """Whether the server has such a stream; it is open, or still opening after a short wait."""
+        """Whether the server has such a stream: it is open, or still opening after a short wait."""
         if self._ready is None:
             self._ready = asyncio.get_running_loop().create_future()
             self._task = asyncio.create_task(self._run(), name=f"unsolicited messages of {self.upstream.name}")
