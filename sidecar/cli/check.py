@@ -6,7 +6,6 @@ from pathlib import Path
 
 import click
 
-from sidecar.app.loader import check_files
 from sidecar.cli.command import INVALID, catalogue_option, check_installation, config_and_json, print_json
 from sidecar.cli.policy.check import surroundings
 from sidecar.errors import ConfigError, Fault
@@ -46,6 +45,8 @@ def check(config: Path, as_json: bool, strict: bool, soon_days: float, catalogue
 
 
 def _reported(config: Path, strict: bool, soon_days: float, catalogue: Path | None) -> CheckReport:
+    from sidecar.app.loader import check_files  # twice as long to import as the rest, which is all that help needs
+
     faults, rules = list[Fault](), dict[str, int]()
     try:
         engine, doubts = check_files(config, os.environ)

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.flow.forks import sidecar
+
 WITHIN_S = 30.0
 # The files that each shell reads at its start. The last line shows that they were read.
 START = {
@@ -35,7 +37,7 @@ def shell(name: str) -> Path:
 
 
 def environ(program: Path, home: Path) -> dict[str, str]:
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    path = f"{Path(sidecar()).parent}:{os.environ['PATH']}"
     here = {"PATH": path, "HOME": str(home), "TERM": "dumb", "LANG": "C.UTF-8"}
     unpacked = program.parents[1] if program.parents[1].name != "usr" else program.parents[2]
     if unpacked != Path("/"):  # a package that is unpacked and not installed

@@ -3,7 +3,6 @@
 import io
 import re
 import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +17,7 @@ from sidecar.audit.rotation import Attester
 from sidecar.audit.verify import verify as verified
 from sidecar.errors import Reason
 from tests.at_once import at_once
+from tests.flow.forks import sidecar
 from tests.tables import tables
 from tests.unit.audit.scenes import FakeClock, Rotation, forward, open_audit, records, refuse, run, written_key
 from tests.unit.audit.test_rotation import SIGNER
@@ -326,7 +326,7 @@ def test_the_records_of_all_logs_are_shown_by_their_time(
 
 
 def test_what_is_added_to_any_log_is_followed(folder: Path) -> None:
-    command = [sys.executable, "-m", "sidecar", "audit", "show", str(folder), "--follow", "--json"]
+    command = [sidecar(), "audit", "show", str(folder), "--follow", "--json"]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as following:
         assert following.stdout
         try:

@@ -4,7 +4,6 @@ import os
 import pty
 import re
 import subprocess
-import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -16,6 +15,7 @@ from hypothesis import given, settings, strategies as st
 from sidecar.cli import main
 from sidecar.policy_tools.casbin_program import CasbinMap, check_program, propose, read_program
 from sidecar.settings.load import load_settings
+from tests.flow.forks import sidecar
 from tests.unit.policy.stock.published import EXAMPLES
 from tests.unit.policy.stock.setups import BY_ROLE, DENY_OVERRIDE, ROLES, SETUPS, Setup, conf
 from tests.unit.policy.stock.working_folder import write_program
@@ -211,7 +211,7 @@ def test_answers_decide_what_the_files_do_not_say(tmp_path: Path) -> None:
 
 def test_questions_are_asked_on_a_terminal_only(tmp_path: Path) -> None:
     model, policy = write_program(RBAC, tmp_path / "program")
-    command = [sys.executable, "-m", "sidecar", "init", "--casbin", str(model), str(policy), str(tmp_path / "made")]
+    command = [sidecar(), "init", "--casbin", str(model), str(policy), str(tmp_path / "made")]
     ours, theirs = pty.openpty()
     os.write(ours, b"bob\nhttps://crm.example/mcp\n")
     result = subprocess.run(command, stdin=theirs, capture_output=True, timeout=60, check=True)
