@@ -13,8 +13,8 @@ from tests.peers.stage import ALL, EVERYTHING, LITTLE, Stage, running, stage
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Sampling, roots and logging are deprecated, and still served."""
     deprecated = f"ignore::{MCPDeprecationWarning.__module__}.{MCPDeprecationWarning.__name__}"
-    for item in items:
-        if item.path.parent == Path(__file__).parent:
+    for item in items:  # all of the run's
+        if item.nodeid.startswith("tests/peers/"):
             item.add_marker(pytest.mark.filterwarnings(deprecated))
 
 

@@ -91,8 +91,9 @@ def _map(setup: Setup) -> tuple[dict[str, Any], dict[str, Any]]:
     subjects: dict[str, Any] = {}
     objects: dict[str, Any] = {}
     attributes: dict[str, dict[str, Any]] = {}
+    fields = fields_of(setup)
     for drawn in _every(setup):
-        values = dict(zip(fields_of(setup), zip(drawn, setup.values, strict=True), strict=True))
+        values = dict(zip(fields, zip(drawn, setup.values, strict=True), strict=True))
         person, thing = _name("principal", values), _name("object", values)
         subjects[person] = _text(values, "sub")
         objects[thing] = {"obj": _text(values, "obj"), "act": _text(values, "act")}

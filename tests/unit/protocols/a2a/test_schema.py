@@ -30,9 +30,19 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
 }
 
 
-def of(schema: Schema, name: str, depth: int = 3) -> st.SearchStrategy[dict[str, Any]]:
-    """A message as somebody may write it: either spelling, one field of a group, and what nobody knows."""
+MADE: dict[tuple[int, str, int], st.SearchStrategy[dict[str, Any]]] = {}
 
+
+def of(schema: Schema, name: str, depth: int = 3) -> st.SearchStrategy[dict[str, Any]]:
+    """A message as somebody may write it: either spelling, one field of a group, and what nobody knows. Made once: for
+    each that is made, Hypothesis parses its source."""
+    key = (id(schema), name, depth)
+    if key not in MADE:
+        MADE[key] = _made(schema, name, depth)
+    return MADE[key]
+
+
+def _made(schema: Schema, name: str, depth: int) -> st.SearchStrategy[dict[str, Any]]:
     def value(one: FieldSpec) -> st.SearchStrategy[Any]:
         if one.type in schema.messages:
             single = of(schema, one.type, depth - 1) if depth else st.just({})

@@ -1,6 +1,7 @@
 """Is A2A 0.3 read and written as the official compatibility layer does it, and nothing more?"""
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import pytest
@@ -153,6 +154,7 @@ PACKED = st.fixed_dictionaries(
 ).map(lambda part: {**part, "metadata": {"data_part_compat": True}})
 
 
+@cache
 def of_03(name: str, depth: int = 4) -> st.SearchStrategy[dict[str, Any]]:
     """A message as a peer of 0.3 may write it: in either spelling, with nulls, without `kind`, and with what nobody
     knows."""
