@@ -23,7 +23,8 @@ OPENS = {
     *("HttpClient", "GuardedClient", "SystemResolver", "fetch", "fetch_newer", "open_connection"),
     *("create_connection", "sock_connect", "urlopen", "ClientSession"),
 }
-MAY_OPEN = re.compile("|".join({*OPENS, "Redis", "from_url", "request"}))
+REACHED = OPENS - {"fetch", "fetch_newer"} | {"Redis", "from_url"}  # as members
+MAY_OPEN = re.compile(rf"\bfrom (?:redis|aiohttp|urllib|sidecar\.http\.client)\b|\.(?:{'|'.join(REACHED)})\b")
 WHOSE_WORD = TABLES["whose_word"]
 
 
@@ -35,7 +36,7 @@ def opened_in(source: str) -> set[str]:
             found |= {name.name for name in node.names} & {*OPENS, "Redis", "request"}
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("sidecar.http.client"):
             found |= {name.name for name in node.names} & OPENS
-        if isinstance(node, ast.Attribute) and node.attr in OPENS - {"fetch", "fetch_newer"} | {"Redis", "from_url"}:
+        if isinstance(node, ast.Attribute) and node.attr in REACHED:
             found.add(node.attr)
     return found
 
