@@ -65,25 +65,37 @@ Time = Annotated[str, AfterValidator(_time)]
 
 
 class KeyEntry(BaseModel):
+    """An API key. `sidecar token api-key` creates it."""
+
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, defer_build=True)
 
     id: Annotated[str, named("[A-Za-z0-9]{4,32}", "key id", "4-32 letters and digits")]
+    """Id of the key: the part of the key between the underscores."""
     principal: Annotated[str, AfterValidator(_owner)]
+    """The principal that the key authenticates: `user:<id>` or `nhi:<id>`."""
     hash: Annotated[str, named(f"{HASH_PREFIX}[0-9a-f]{{64}}", "hash", f"write {HASH_PREFIX}<64 hex digits>")]
+    """HMAC of the whole key under the pepper: `hmac-sha256:` and 64 hexadecimal digits."""
     expires_at: Time | None = None
+    """Time at which the key expires (RFC 3339). Default: never."""
     created_at: Time | None = None
+    """Time at which the key was created (RFC 3339)."""
     scopes: list[str] = Field(default_factory=list)
+    """Scopes that the key grants."""
 
 
 class KeyFile(BaseModel):
+    """The API keys of callers."""
+
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, defer_build=True)
 
     version: Literal[1]
+    """Version of this file format."""
     keys: Annotated[
         list[KeyEntry],
         BeforeValidator(lambda given: [] if given is None else given),  # `keys:` without entries
         Field(default_factory=list, max_length=10_000),
     ]
+    """The keys. A principal has at most two that are not expired."""
 
 
 class ApiKeys:

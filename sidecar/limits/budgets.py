@@ -151,26 +151,35 @@ Unit = Annotated[
 
 
 class SeedRate(Section):
-    """The seed's spelling of rate and burst."""
+    """Rate and burst, with the names of the original data models."""
 
     per_second: PerSecond = Field(alias="requestsPerSecond")
+    """Maximum number of calls per second."""
     burst: Count | None = Field(None, alias="burstSize")
+    """Maximum number of calls at once. Default: one second's worth."""
 
 
 class ToolEntry(Section):
-    """The limits of one object, or of all objects that match a pattern together."""
+    """The limits of one object, or the common limits of all objects that match a pattern."""
 
     requests_per_second: PerSecond | None = None
+    """Maximum number of calls per second."""
     burst: Count | None = None
-    """How many calls may come at once. Default: one second's worth."""
+    """Maximum number of calls at once. Default: one second's worth."""
     concurrency: Count | None = None
+    """Maximum number of calls in progress."""
     timeout: Seconds | None = None
+    """Timeout of a call. It can only shorten the `timeout_s` of the upstream."""
     daily_quota: Quota | None = None
+    """Maximum number of calls per day (UTC). 0 means unlimited."""
     per: Literal["principal"] | None = None
-    """`principal`: each caller has its own counters."""
+    """With `principal`, each caller has its own counters. By default, all callers share them."""
     seed_rate: SeedRate | None = Field(None, alias="rateLimit")
+    """`requests_per_second` and `burst`, with the names of the original data models."""
     seed_concurrency: Count | None = Field(None, alias="concurrencyLimit")
+    """`concurrency` in the original data models."""
     seed_quota: Quota | None = Field(None, alias="dailyQuota")
+    """`daily_quota` in the original data models."""
 
     def _faults(self) -> Iterator[Finding]:
         pairs = (
@@ -200,15 +209,18 @@ class ToolEntry(Section):
 
 
 class PrincipalEntry(Section):
-    """The limits of one principal, or of each principal that matches a pattern or role."""
+    """The limits of one principal, or of each principal that matches a pattern or has a role."""
 
     per_hour: Calls | None = None
+    """Maximum number of calls in any 60 minutes."""
     per_day: Calls | None = None
+    """Maximum number of calls per day (UTC)."""
     per_month: Calls | None = None
-    """Calls in a calendar month, UTC."""
+    """Maximum number of calls per calendar month (UTC)."""
     concurrency: Count | None = None
+    """Maximum number of calls in progress."""
     shared: bool = False
-    """All matching principals share one counter."""
+    """Whether all matching principals share one counter. By default, each has its own."""
 
     def compiled(self, pattern: str) -> BudgetRule:
         """Compiles this entry for the principals of `pattern`."""
@@ -217,9 +229,10 @@ class PrincipalEntry(Section):
 
 
 class SeedEntry(ToolEntry):
-    """The seed's ToolBudget: `tool` is a server's name and means all of its tools."""
+    """The ToolBudget of the original data models: the same limits as under `tools`."""
 
     tool: SeedTool | None = None
+    """Name of a server, which stands for all its tools, or a pattern of objects. Required."""
 
     @property
     def pattern(self) -> str:
@@ -234,16 +247,19 @@ class SeedEntry(ToolEntry):
 
 
 class CostEntry(Section):
-    """What a call on these objects costs. Entries of one unit that match the same call add up."""
+    """The cost of a call on certain objects. If several entries of one unit match a call, their costs are added."""
 
     object: ObjectPattern
+    """The objects whose calls have the cost."""
     unit: Unit
+    """Unit of the cost, such as `usd` or `tokens`."""
     per_call: Amount | None = None
-    """The cost when the result reports none. Default: `max_per_call`."""
+    """Cost of a call whose result does not report one. Default: `max_per_call`."""
     from_result: Annotated[str, AfterValidator(_result_path)] | None = None
-    """Where the result reports the actual cost: `_meta.usage.cost`, or a JSON Pointer."""
+    """Path of the cost in the result, such as `_meta.usage.cost`, or a JSON Pointer."""
     max_per_call: Amount | None = None
-    """The maximum cost. It is reserved before the call; a higher reported cost is clamped to it."""
+    """Maximum cost of a call, reserved before the call. A higher reported cost is reduced to it. Required with
+    `from_result`."""
 
     def _faults(self) -> Iterator[Finding]:
         if self.per_call is None and self.from_result is None:
@@ -264,18 +280,24 @@ class CostEntry(Section):
 
 
 class BudgetEntry(Section):
-    """How much of a unit may be spent: by each matching principal, or by all callers on these objects together."""
+    """A budget: the amount of a unit that each matching principal, or all callers together, may spend. At least one
+    period is required."""
 
     principal: PrincipalPattern | None = None
-    """Each matching principal in the chain has its own counter. Without it, all calls share one."""
+    """Principals that have the budget. Each matching principal of the chain has its own. Default: one budget for all
+    calls."""
     object: ObjectPattern = "*"
-    """The objects whose calls count."""
+    """The objects whose calls count. Default: all."""
     unit: Unit
+    """Unit of the amounts. An entry of `costs` must have it too."""
     per_hour: Amount | None = None
+    """Maximum amount in any 60 minutes."""
     per_day: Amount | None = None
+    """Maximum amount per day (UTC)."""
     per_month: Amount | None = None
+    """Maximum amount per calendar month (UTC)."""
     shared: bool = False
-    """All matching principals share one counter."""
+    """Whether all matching principals share one budget. By default, each has its own."""
 
     def _faults(self) -> Iterator[Finding]:
         periods = {name: getattr(self, name) for name in PERIODS}
@@ -308,13 +330,18 @@ EitherEntry = Annotated[
 
 
 class BudgetsFile(Section):
-    """budgets.yaml."""
+    """Limits and budgets. `*` in a pattern matches any run of characters."""
 
     version: Literal[1]
+    """Version of this file format."""
     tools: dict[ObjectPattern, ToolEntry] = Field(default_factory=dict)
+    """Limits of objects, by object or pattern."""
     principals: dict[PrincipalPattern, PrincipalEntry] = Field(default_factory=dict)
+    """Limits of principals, by principal, pattern or role."""
     budgets: Many[EitherEntry] = ()
+    """Budgets. Entries may also be ToolBudgets of the original data models."""
     costs: Many[CostEntry] = ()
+    """Costs of calls."""
 
     def _faults(self) -> Iterator[Finding]:
         yield from self._repeated()

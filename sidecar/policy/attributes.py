@@ -28,8 +28,12 @@ _NONE: Final[Mapping[str, Any]] = {}
 
 
 class AttributesFile(Section):
+    """Attributes of principals and objects, for Casbin models that compare them."""
+
     version: Literal[1]
+    """Version of this file format."""
     attributes: Mapping[Word, Mapping[str, JsonValue]] = Field(default_factory=dict)
+    """Attributes by name or pattern. If several entries match a name, the exact one applies, otherwise the first."""
 
 
 class Attributes:

@@ -60,12 +60,14 @@ def _reason(text: str) -> str:
 
 
 class DisabledEntry(Section):
-    """One principal, or all that fit a pattern."""
+    """One disabled principal, or all that match a pattern."""
 
     principal: Annotated[str, AfterValidator(_pattern)]
+    """The principal: `user:<id>` or `nhi:<id>`, where `*` matches any run of characters."""
     reason: Annotated[str, AfterValidator(_reason)] = ""
+    """Reason, in one line."""
     until: Moment | None = None
-    """When it ends automatically."""
+    """Time at which the principal is enabled again (RFC 3339). Default: never."""
 
 
 def _from_name(value: Any) -> Any:
@@ -73,12 +75,14 @@ def _from_name(value: Any) -> Any:
 
 
 class DisabledFile(Section):
-    """disabled.yaml."""
+    """The principals that the kill switch disables."""
 
     version: Literal[1]
+    """Version of this file format."""
     disabled: Many[
         Annotated[DisabledEntry, BeforeValidator(_from_name, json_schema_input_type=str | DisabledEntry)]
     ] = ()
+    """Disabled principals: names, patterns, or entries with a reason and a time."""
 
     def _faults(self) -> Iterator[Finding]:
         known = set[str]()

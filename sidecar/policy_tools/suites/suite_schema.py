@@ -138,34 +138,34 @@ NAMES_SCHEMA = {"type": "array", "items": {"type": "string"}}
 
 
 class Repeat(Section):
-    """The same call, repeated against the configured limits, on a clock that only this test uses."""
+    """Repetition of a call, on a simulated clock, against the limits of the policy."""
 
     times: Annotated[int, Field(ge=1, le=MAX_REPEATS)]
-    """The number of calls."""
+    """Number of calls."""
     every: Seconds = 0.0
-    """The interval between calls, such as 10s, 1m or 1h. Without it, all calls come at the same moment."""
+    """Interval between calls, such as `10s`, `1m` or `1h`. Default: all calls arrive at the same time."""
     takes: Seconds = 0.0
-    """How long each call holds its slots (`concurrency`). Without it, each call ends before the next begins."""
+    """Time for which each call holds its slots (`concurrency`). Default: each call ends before the next begins."""
 
 
 class Expect(Section):
-    """The expected result."""
+    """The expected result of a test."""
 
     decision: Literal["allow", "approval", "deny"] | None = None
-    """`approval`: it is allowed once a person approves it. With `repeat`: `allow` means every call, `deny` that one of
-    them is refused."""
+    """Expected decision. `approval` means that the call is allowed after a person approves it. With `repeat`, `allow`
+    means that every call is allowed, and `deny` that one of them is refused."""
     reason: ReasonWord | None = None
-    """The reason of the denial."""
+    """Expected reason of a denial."""
     rule: Annotated[str, Field(min_length=1, max_length=128)] | None = None
-    """The id of a rule that led to the answer, on any link: a rule that allows, that denies, or whose condition or
+    """Id of a rule that determines the decision on any link of the chain: it allows, it denies, or its condition or
     expiry is the reason."""
     at: Count | None = None
-    """The first call of a `repeat` that is refused, counted from 1."""
+    """Number of the first call of a `repeat` that is refused, counted from 1."""
     limits: Names | None = None
-    """Exactly the limits that the last call is charged to or, if limits refuse it, those that have no room. Names are
-    those of audit records: `rule:<id>`, `tools:<pattern>:rate`, `principals:<pattern>:hour`."""
+    """The exact set of limits that the last call is charged to, or that refuse it. Names are those of audit records:
+    `rule:<id>`, `tools:<pattern>:rate`, `principals:<pattern>:hour`."""
     shows: Names | None = None
-    """Exactly the names in the list, in any order."""
+    """The exact set of names that the list shows, in any order."""
 
     def _faults(self) -> Iterator[Finding]:
         if self.decision is None and self.shows is None:
@@ -183,14 +183,14 @@ class Expect(Section):
 
 
 class SuiteCatalogue(Section):
-    """The objects of one server."""
+    """The tools, prompts and resources of one server."""
 
     tools: Names = ()
-    """Names of tools."""
+    """Names of the tools."""
     prompts: Names = ()
-    """Names of prompts."""
+    """Names of the prompts."""
     resources: Names = ()
-    """URIs of resources and of resource templates."""
+    """URIs of the resources and resource templates."""
 
     def names(self, member: Member) -> tuple[str, ...]:
         found: tuple[str, ...] = getattr(self, member)
@@ -198,41 +198,40 @@ class SuiteCatalogue(Section):
 
 
 class WrittenTest(Section):
-    """One question and its answer. It has either `calls` or `lists`."""
+    """One question to policy and the expected decision. A test has either `calls` or `lists`."""
 
     name: Label
-    """The name, unique in its suite."""
+    """Name of the test. It must be unique in its suite."""
     chain: AskedBy = Field(alias="as")
-    """The caller: a principal, or the chain from first to last."""
+    """The caller: a principal, or the principals of a chain, first to last."""
     now: Moment | None = None
-    """The time of the test, instead of the suite's `now`."""
+    """Time of the question. Default: `now` of the suite."""
     roles: dict[PrincipalName, Many[RoleName]] = Field(default_factory=dict)
-    """Roles from tokens, by principal, in addition to the `g` rows of the policy; also those of `approved_by`."""
+    """Roles that tokens grant, by principal, in addition to the `g` rows of the policy; also those of `approved_by`."""
     scopes: dict[PrincipalName, Many[Scope]] = Field(default_factory=dict)
-    """Scopes from tokens, by principal."""
+    """Scopes that tokens grant, by principal."""
     calls: ObjectName | None = None
-    """tool:<server>/<tool>, prompt:<server>/<name>, resource:<server>/<uri>, or nhi:<name>."""
+    """Object of a call: `tool:<server>/<tool>`, `prompt:<server>/<name>`, `resource:<server>/<uri>` or `nhi:<name>`."""
     action: ActionName | None = None
-    """The action, by its name in CONTRACT 1.4. Tools, prompts and resources have only one, which can be omitted."""
+    """Action, such as `message/send`. Required for `nhi:`. Default otherwise: the one action that the object has."""
     args: dict[str, Any] = Field(default_factory=dict)
-    """The call's arguments."""
+    """Arguments of the call."""
     meta: dict[str, Any] = Field(default_factory=dict)
-    """The call's `_meta`."""
+    """`_meta` of the call."""
     lists: Slug | None = None
-    """A server whose list is requested, instead of a call."""
+    """Name of a server, to test what a list of this server shows instead of a call."""
     of: Member | None = None
-    """Which of its lists; default: `tools`."""
+    """The list of the server. Default: `tools`."""
     repeat: Repeat | None = None
-    """Repeats the call until a limit refuses it."""
+    """Repeats the call, to test limits. The test ends at the first call that is refused."""
     approved_by: Annotated[
         Many[PersonName], BeforeValidator(listed), Field(max_length=MAX_CHAIN), AnyOf({"type": "string"})
     ] = ()
-    """Evaluates the call as if this person, or each of these, had approved it: user:<id>. The test fails if no rule
-    demands an approval."""
+    """The person who has approved the call, or several: `user:<id>`. The test fails if no rule requires an approval."""
     expect: Annotated[Expect, BeforeValidator(_expected), AnyOf({"enum": ["allow", "approval", "deny"]}, NAMES_SCHEMA)]
-    """allow, approval, deny, a list of the names shown, or a mapping of expected values."""
+    """The expected result: `allow`, `approval`, `deny`, a list of the names shown, or a mapping."""
     skip: Label | None = None
-    """Why this test is not run for now; it is reported as skipped."""
+    """Reason for which the test is not run. It is reported as skipped."""
 
     @property
     def session(self) -> bool:
@@ -334,21 +333,22 @@ class WrittenTest(Section):
 
 
 class SuiteFile(Section):
-    """One file of policy tests. `catalogue` lists the possible entries of a list. For a server that is not in it, these
+    """A file of policy tests. The entries of a list come from `catalogue`. For a server without an entry there, they
     are the exact names in rules, sets and this file."""
 
     version: Literal[1] = 1
-    """The version of this format."""
+    """Version of this file format."""
     suite: Label
-    """The subject of the suite."""
+    """Name of the suite."""
     now: Moment | None = None
-    """The time of its tests. Without it, and without a time of the test's own, it is the time of the run."""
+    """Time at which the questions are asked. Default: the time of the run."""
     catalogue: dict[Slug, Annotated[SuiteCatalogue, BeforeValidator(_catalogued), AnyOf(NAMES_SCHEMA)]] = Field(
         default_factory=dict
     )
-    """The objects of each server: a list of tools, or {tools: […], prompts: […], resources: […]}."""
+    """The tools, prompts and resources of servers, by server: a list of tools, or
+    `{tools: […], prompts: […], resources: […]}`."""
     tests: Annotated[Many[WrittenTest], Field(min_length=1, max_length=MAX_TESTS_PER_FILE)]
-    """The tests, each one question and its answer."""
+    """The tests."""
 
     def _faults(self) -> Iterator[Finding]:
         known: dict[str, int] = {}

@@ -94,12 +94,16 @@ def _moment(text: str) -> str:
 
 
 class PinEntry(Section):
-    """One approved tool."""
+    """The approved description of a tool."""
 
     digest: Annotated[str, AfterValidator(_digest)]
+    """SHA-256 of the definition: `sha256:` and 64 hexadecimal digits."""
     pinned_at: Annotated[str, AfterValidator(_moment)]
+    """Time of the approval (RFC 3339)."""
     pinned_by: Word
+    """The person who approved the description."""
     definition: str
+    """The description as JSON text. Hidden characters are escaped."""
 
     def _faults(self) -> Iterator[Finding]:
         try:
@@ -120,12 +124,14 @@ class PinEntry(Section):
 
 
 class PinsFile(Section):
-    """pins.yaml."""
+    """The pins of tools. `sidecar mcp tools SERVER --pin` writes this file."""
 
     version: Literal[1]
+    """Version of this file format."""
     servers: dict[Slug, dict[Annotated[str, named(NAME.pattern, "tool's name", _BY_COMMAND)], PinEntry]] = Field(
         default_factory=dict
     )
+    """Pins of tools, by server and tool."""
 
     def _faults(self) -> Iterator[Finding]:
         for server, tools in self.servers.items():
