@@ -181,6 +181,7 @@ def run(fds: list[int], name: str, words: list[str], folder: str, environ: dict[
         os.environ.update(environ)
         sys.stdin, sys.stdout = open(0), open(1, "w")  # noqa: SIM115
         sys.stderr = open(2, "w", buffering=1, errors="backslashreplace")  # noqa: SIM115
+        sys.orig_argv = [sys.executable, *(("-m", name) if name == "sidecar" else ()), *words]  # for its workers
         if name == "sidecar":
             sys.argv = [name, *words]
             if words[:1] == ["demo"]:  # its server and its agent start at once, too
