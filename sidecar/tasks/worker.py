@@ -1,13 +1,13 @@
-"""Runs durable jobs: takes due work, holds it, runs it, retries it, and sweeps up.
+"""Runs durable jobs: takes due work, holds it, runs it, retries it, and cleans up.
 
     kind of job                    record             holder              a look takes
     task of the task API           Task               one replica         tasks that no live process holds
-    run of a CLI program           Execution          one replica         runs left by a process that is gone
+    run of a CLI program           Execution          one replica         runs left by a process that ended
     schedule                       ScheduleStanding   one replica         schedules that no live process holds
     delivery of a webhook          Delivery           this data folder    deliveries left by the last process
 
-`Worker` is the loop and the jobs under way. `HeldRecords` is the lease: a process extends its hold on its records with
-each look, and a hold that lapsed may be taken by another process.
+`Worker` is the loop and the jobs in progress. `HeldRecords` is the lease: a process extends its hold on its records
+with each look, and another process may take records whose hold has lapsed.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ from sidecar.storage.record_store import NOTHING, R
 
 HELD_S: Final = 15.0
 SWEEP_EVERY_S: Final = 60.0
-STORE_REST_S: Final = 1.0  # between two looks at a store that is out
+STORE_REST_S: Final = 1.0  # between two looks at an unavailable store
 MAX_REFUSED: Final = 1_000
 
 J = TypeVar("J")
@@ -33,8 +33,8 @@ log = logging.getLogger("sidecar.tasks")
 
 @dataclass(slots=True, eq=False)
 class Worker(Generic[J]):
-    """Looks for work of one kind, and runs its jobs. `name` is the plural for logs. `look` takes up what is due, and
-    `sweep` deletes what has expired; both may raise RecordStoreOut. `wake` cuts the pause between looks short."""
+    """Looks for work of one kind, and runs its jobs. `name` is the plural for logs. `look` begins due work, and `sweep`
+    deletes expired records; both may raise RecordStoreOut. `wake` ends the pause between looks."""
 
     name: str
     look: Callable[[], Awaitable[object]]
@@ -49,7 +49,7 @@ class Worker(Generic[J]):
     _is_out: bool = False
 
     async def run(self) -> None:
-        """Takes up work until cancelled. Jobs under way are not cancelled with it."""
+        """Begins work until cancelled. Jobs in progress are not cancelled with it."""
         while True:
             self._awake.clear()
             pause_s = self.pause_s() if await self.turn() else min(STORE_REST_S, self.pause_s())
@@ -58,10 +58,10 @@ class Worker(Generic[J]):
                     await self._awake.wait()
 
     async def turn(self) -> bool:
-        """Looks once, and sweeps if it is time; whether the store answered."""
+        """Looks once, and sweeps if it is time. Returns whether the store answered."""
         try:
             await self.look()
-            now_s = time.monotonic()  # whatever the clock says
+            now_s = time.monotonic()  # independent of the clock
             if now_s - self._swept_s >= self.sweep_every_s:
                 self._swept_s = now_s
                 await self.sweep()
@@ -99,7 +99,7 @@ class Worker(Generic[J]):
             log.exception("bug", extra={"job": job_id})
 
     def _over(self, job_id: str, task: asyncio.Task[None]) -> None:
-        if self.tasks.get(job_id) is task:  # else it has begun again
+        if self.tasks.get(job_id) is task:  # otherwise it has begun again
             del self.jobs[job_id], self.tasks[job_id]
         self.ended()
 
@@ -107,7 +107,7 @@ class Worker(Generic[J]):
 @dataclass(slots=True, eq=False)
 class HeldRecords(Generic[R]):
     """The records of one kind that this process holds as `holder`. Unless the store `is_shared`, no other process can
-    take them. `refused` are those that may be stored although their callers were told that they are not."""
+    take them. `refused` are records that may be stored although their callers received a refusal."""
 
     store: RecordStore[R]
     holder: str
@@ -125,7 +125,7 @@ class HeldRecords(Generic[R]):
 
     @property
     def is_sure(self) -> bool:
-        """Whether no other process can have taken what this process holds."""
+        """Whether no other process can have taken the records of this process."""
         return not self.is_shared or time.monotonic() - self._held_s < HELD_S
 
     async def add(self, record: R, bounds: RecordBounds) -> AddedRecord:
@@ -133,8 +133,8 @@ class HeldRecords(Generic[R]):
 
     async def take(self, known: Mapping[str, int] = NOTHING, *, own_first: bool = False) -> list[R]:
         """Extends this process's holds, takes what no process holds, and returns both except for revisions in `known`.
-        `lapsed` says then whether others may have taken its records. After an outage every hold has lapsed: with
-        `own_first` each process extends its own for `HELD_S` before it takes others'. Raises RecordStoreOut."""
+        `lapsed` then is whether others may have taken its records. After an outage every hold has lapsed; with
+        `own_first`, each process extends its own for `HELD_S` before it takes others'. Raises RecordStoreOut."""
         now_s, mono_s = self.clock(), time.monotonic()
         if mono_s - self._held_s > HELD_S / 3:
             self._regular_since_s = mono_s
@@ -147,7 +147,7 @@ class HeldRecords(Generic[R]):
         await self.store.sweep(self.clock())
 
     def refuse(self, record_id: str) -> None:
-        """Notes a record that its caller was told is not stored."""
+        """Notes a record whose caller received a refusal."""
         self.refused[record_id] = None
         while len(self.refused) > MAX_REFUSED:
             del self.refused[next(iter(self.refused))]
@@ -163,6 +163,6 @@ async def no_sweep() -> None:
 
 def backoff_s(first_s: float, most_s: float, failed: int, spread: tuple[float, float], chance: float) -> float:
     """Returns the delay after `failed` failed attempts: `first_s`, doubled with each, at most `most_s`, times a factor
-    within `spread` that `chance` (0 to 1) chooses, so that what failed together is not retried together."""
+    within `spread` that `chance` (0 to 1) chooses, so that simultaneous failures are not retried simultaneously."""
     low, high = spread
     return min(most_s, first_s * 2.0 ** min(failed - 1, 40)) * (low + (high - low) * chance)

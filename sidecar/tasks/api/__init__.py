@@ -1,7 +1,7 @@
 """The task API: orders work from agents without A2A.
 
     task_record.py         the stored record of a task and its state tables; `sidecar/storage/` stores it
-    models.py              request and response models, from the seed, and how a task is shown
+    models.py              request and response models, from the original data models, and the public form of a task
     request_reader.py      reads a request as one canonical operation of A2A
     frontend.py            carries requests out
     task_orders.py         creates tasks, from requests and from schedules
@@ -9,5 +9,5 @@
     task_runner.py         runs all tasks that this sidecar holds
 
 An accepted task is stored before its caller gets an answer, and is carried out even if the caller disconnects. A task
-is never sent twice: the agent may have done what it did not answer.
+is never sent twice, because the agent may have executed an unanswered one.
 """

@@ -1,4 +1,5 @@
-"""The frontend of the task API: a new task is stored before its caller gets an answer, and cancelled at its agent."""
+"""The frontend of the task API. A new task is stored before its caller gets an answer. A cancellation is sent to the
+task's agent."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
@@ -33,7 +34,7 @@ from sidecar.vocabulary import Caller, Decision, Question
 
 LOOK_AGAIN_S: Final = 0.02
 SLOWEST_LOOK_S: Final = 0.5
-_PRIVATE: Final[Mapping[str, str]] = {"Cache-Control": "no-store"}  # it belongs to one caller
+_PRIVATE: Final[Mapping[str, str]] = {"Cache-Control": "no-store"}  # the response belongs to one caller
 
 CheckUrl = Callable[[str, str], Awaitable[None]]
 """Checks that messages can be sent to an agent, for this chain. Raises Refusal."""
@@ -52,7 +53,7 @@ class TaskFrontend:
         return self.orders.runner
 
     async def parse(self, request: RequestContext, caller: Caller, route: Route) -> ParsedOperation:
-        """Reads the request. Raises Refusal; another's task and an unknown task get the same one."""
+        """Reads the request. Raises Refusal, the same for an unknown task and a task of another owner."""
         if route.kind == routing.TASKS:
             asked = await self._for_all(request, caller)
         else:
@@ -141,7 +142,8 @@ class TaskFrontend:
         return await _respond(request, about)
 
     async def _cancel(self, charged: Charged, record: Task) -> web.StreamResponse:
-        """Ends an unsent task at once. One that is being sent must be sent first: only then has it an id there."""
+        """Ends an unsent task at once. A task that is being sent must be sent first: only then does it have an id at
+        the agent."""
         request, caller, timeout_s = charged.request, charged.caller, charged.timeout_s
         limit_s, pause_s = min(request.now.agent(record.target).timeout_s, timeout_s or float("inf")), LOOK_AGAIN_S
         try:
@@ -184,7 +186,7 @@ class TaskFrontend:
             await TaskOwnership(self.forwarder.tasks, caller, intent).admit(answer)
         said = str(answer.get("status", {}).get("state", ""))
         if SEEN.get(said) in (TaskState.COMPLETED, TaskState.FAILED):
-            self.runner.wake(record)  # the agent ended it first, which the task's own course sees
+            self.runner.wake(record)  # the agent ended it first; the task's lifecycle detects this
             raise Refusal(Reason.NOT_CANCELABLE, f"it is {SEEN[said]}")
         return said
 
@@ -198,7 +200,7 @@ class TaskFrontend:
 
 
 def _within(entries: list[A2aTask], most: int) -> list[A2aTask]:
-    """Leaves results out of entries once they exceed the limit of a response: each task has its own URL."""
+    """Omits results from entries once they exceed the limit of a response: each task has its own URL."""
     room = most
     for entry in entries:
         if entry["result"] is None:

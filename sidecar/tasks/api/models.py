@@ -1,4 +1,5 @@
-"""Request and response models of the task API, with the seed's names, texts and bounds of its OpenAPI document."""
+"""Request and response models of the task API, with the names of the original data models, and the texts and bounds of
+its OpenAPI document."""
 
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Final, NotRequired, TypedDict
@@ -100,7 +101,7 @@ def id_of(now: Snapshot, name: str) -> str:
 
 
 def shown(record: Task, now: Snapshot) -> A2aTask:
-    """Returns the seed's task object, with the agent's own values beside it."""
+    """Returns the task object of the original data models, with the agent's own values added."""
     source = record.caller.last
     said: A2aTask = {
         "id": record.id,
@@ -126,7 +127,7 @@ def shown(record: Task, now: Snapshot) -> A2aTask:
 
 
 def message_task(record: Task, page: str | None) -> dict[str, Any]:
-    """Returns the task of a message that waited for approval, as A2A 1.0 has it. People answer below `page`."""
+    """Returns the task of a message that waited for approval, in the form of A2A 1.0. People answer below `page`."""
     state, metadata, text = MESSAGE_STATES[record.state], {}, record.error_message
     if record.state is TaskState.WAITING:
         about = {"id": record.approval, "answer_before": moment(record.approve_by)}
@@ -149,7 +150,7 @@ def message_task(record: Task, page: str | None) -> dict[str, Any]:
 
 
 def without_result(said: A2aTask) -> A2aTask:
-    """Returns a task without its result, which is too large; the task's own URL has it."""
+    """Returns a task without its result, which is too large; it is at the task's own URL."""
     return {**said, "result": None, "result_omitted": True}
 
 

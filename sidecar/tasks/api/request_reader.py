@@ -1,4 +1,4 @@
-"""Reads requests to the task API, each as a canonical operation of A2A, whose rules, limits and audit apply.
+"""Reads requests to the task API. Each becomes a canonical operation of A2A, whose rules, limits and audit apply.
 
 POST /a2a/tasks               create      message/send on its target
 GET  /a2a/tasks               list        tasks/list on every agent, or on the one that it names
@@ -21,7 +21,7 @@ from sidecar.tasks.api.models import MAX_NAME_CHARS, MAX_URL_CHARS, id_of
 from sidecar.tasks.api.task_record import Task, TaskState
 from sidecar.vocabulary import SKILL, Call, Caller, Question
 
-MAX_LIMIT: Final = 100  # per page, from the seed
+MAX_LIMIT: Final = 100  # per page, from the original data models
 DEFAULT_LIMIT: Final = 20
 MAX_OFFSET: Final = 1_000_000
 _MEMBERS: Final = ("target_agent_id", "task_type", "input", "callback_url", "source_agent_id")
@@ -30,7 +30,7 @@ _SPELLINGS: Final = spellings(_MEMBERS)
 
 
 class NewTask(NamedTuple):
-    """A new task. `context` is the conversation that it continues, `answers` the agent's task that asked for it."""
+    """A new task. `context` is the conversation that it continues, `answers` is the agent's task that requested it."""
 
     target: str
     task_type: str
@@ -68,7 +68,8 @@ class TaskRequest(NamedTuple):
 
 
 def name_of(now: Snapshot, given: str) -> str:
-    """Returns an agent's name for its name or UUID. An unknown one is unchanged, so that it tells nothing."""
+    """Returns an agent's name for its name or UUID. An unknown one is returned unchanged, so that the answer discloses
+    nothing."""
     if given in now.agents:
         return given
     try:

@@ -1,7 +1,7 @@
 """Follows one task at its agent until it ends.
 
 A task is sent once; each step is stored before the next begins. Before each request to the agent, policy and the kill
-switch decide again for the whole chain: one that loses the permission loses the task, here and at the agent.
+switch decide again for the whole chain: a caller that loses the permission loses the task, here and at the agent.
 
     unsent     a person's approval where rules demand one, rules, a slot where budgets have some, audit, then `sending`
                is stored, then the message is sent
@@ -54,9 +54,9 @@ FIRST_PAUSE_S: Final = 0.2
 LEAST_PAUSE_S: Final = 0.02
 SLOWER: Final = 1.5
 TELL_AGAIN_S: Final = 5.0
-AGAIN_S: Final = 0.25  # between two tries at a store that is out
-CANCEL_S: Final = 10.0  # the longest wait for an agent when a task is given up
-AWAY_S = 300.0  # how long an agent, or a store, may be unreachable until a task has failed
+AGAIN_S: Final = 0.25  # between two attempts at an unavailable store
+CANCEL_S: Final = 10.0  # the maximum wait for an agent when a task is abandoned
+AWAY_S = 300.0  # how long an agent or a store may be unreachable before a task fails
 MAX_RESULT_BYTES = 2**20  # a task with a larger result has failed
 MAX_MESSAGE_CHARS: Final = 2_000
 UNKNOWN_WHETHER_SENT: Final = "The sidecar stopped while the task was being sent; whether the agent has it is not known"
@@ -75,11 +75,11 @@ log = logging.getLogger("sidecar.tasks.api")
 
 
 class TaskChanged(Exception):
-    """Another process changed the task meanwhile."""
+    """Another process changed the task in the meantime."""
 
 
 class TookTooLong(Refusal):
-    """The task took too long, and asking again does not help."""
+    """The task took too long, and further polling does not help."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,7 @@ class TaskServices:
         return self.live.current.settings.tasks
 
     async def push_end(self, record: Task, ended: Task) -> None:
-        """Queues a push of the end of a message that the agent did not take, if the message asks for pushes."""
+        """Queues a push for the end of a message that the agent did not accept, if the message requests pushes."""
         if not record.action:
             return
         task, behalf = message_task(ended, None), OnBehalfOf(record.caller, record.target, record.task_type)
@@ -113,7 +113,7 @@ class TaskServices:
 
 @dataclass(slots=True)
 class TaskLifecycle:
-    """One task. `caller` is the chain that created it, with what only this process knows of it."""
+    """One task. `caller` is the chain that created it, with the facts that only this process knows."""
 
     means: TaskServices
     record: Task
@@ -171,7 +171,8 @@ class TaskLifecycle:
             context.wait = ApprovalWait(self._await)
             if now.shadows(self._now_s()):
                 context.shadow, recording.enforcement = True, "shadow"
-            # All but the slots of budgets' `concurrency` was charged when a task of the task API was created.
+            # When a task of the task API was created, it was charged to all limits except the slots of budgets'
+            # `concurrency`.
             charges: Literal["all", "slots"] = "all" if record.action else "slots"
             operation = ParsedOperation(intent.call, intent, begins=False, charges=charges)
             await self.means.stages.carry_out(context, self.caller, self, operation)
@@ -183,7 +184,7 @@ class TaskLifecycle:
                 if (awaited := self._awaited) is not None and awaited.name != self.record.approval:
                     await self._save(self.record.waits(awaited.name, awaited.deadline_s, self.means.seal()))
             elif self._lacks_slot(context, refusal):
-                self.recording = None  # likewise
+                self.recording = None  # see above
             else:
                 await self._refused(refusal)
         finally:
@@ -193,7 +194,7 @@ class TaskLifecycle:
             await self._look_again()
 
     def _lacks_slot(self, context: CallContext | None, refusal: Refusal) -> bool:
-        """Whether the message waits for a slot of budgets, which is the only limit that a task waits for."""
+        """Whether the message waits for a slot of budgets, the only limit for which a task waits."""
         if context is None or context.plan is None or context.charged:
             return False
         return not self.record.action or refusal.reason in (Reason.TOO_MANY_CONCURRENT, Reason.STORE_UNAVAILABLE)
@@ -205,7 +206,7 @@ class TaskLifecycle:
         return sends(record.id, record.target, record.task_type, said, record.a2a_context, record.answers)
 
     async def _is_approved(self) -> bool:
-        """Waits for a person's answer. Returns whether to go on: then the stages look for the approval."""
+        """Waits for a person's answer. Returns whether to continue; the stages then look for the approval."""
         record, approvals, approval = self.record, self.means.stages.approvals, None
         with approvals.listening(record.approval, self.awake, is_stored=True):
             try:
@@ -220,7 +221,7 @@ class TaskLifecycle:
                 await self._look_again()
                 return False
         refusal = None
-        if approval is None and self._now_s() >= record.approve_by:  # another call has asked anew since
+        if approval is None and self._now_s() >= record.approve_by:  # another call has made a new request since
             refusal = Refusal(Reason.APPROVAL_EXPIRED)
         elif approval is not None and approval.state in (ApprovalState.REFUSED, ApprovalState.EXPIRED):
             refusal = ended_without(approval)
@@ -234,7 +235,7 @@ class TaskLifecycle:
             return False
         if approval.state is ApprovalState.WAITING:
             return True
-        # The agent gets the caller's own token, which is not stored: the caller must come again.
+        # The agent gets the caller's own token, which is not stored, so the caller must call again.
         agent = self.means.live.current.agents.get(self.record.target)
         return agent is not None and agent.needs_token and not self.caller.token
 
@@ -250,7 +251,7 @@ class TaskLifecycle:
         return agent, owning
 
     async def carry_out(self, charged: Charged) -> None:
-        """Sends the message. The decision is on record; then `sending` is stored, then it is sent."""
+        """Sends the message. The decision is already recorded; `sending` is stored before the message is sent."""
         content: tuple[AgentUpstream, TaskOwnership] = charged.content
         agent, owning = content
         intent, loop = owning.intent, asyncio.get_running_loop()
@@ -268,13 +269,13 @@ class TaskLifecycle:
         await agent.cards.prepare()
         charged.lease.forwarded, limit_s = True, min(agent.timeout_s, charged.timeout_s or agent.timeout_s)
         outgoing = self._outgoing(intent, limit_s)._replace(params=owning.outward(params))
-        if is_message:  # which may be a stream's: its caller reads the task
+        if is_message:  # it may be a stream's: its caller reads the task
             configuration = {**outgoing.params.get("configuration", {}), "returnImmediately": True}
             at_once = {**outgoing.params, "configuration": configuration}
             outgoing = outgoing._replace(operation=SEND, params=at_once, extensions=intent.extensions)
 
         async def ask() -> Result | AgentError:
-            if loop.time() - decided_s >= AGAIN_S:  # the store was out meanwhile
+            if loop.time() - decided_s >= AGAIN_S:  # the store was unavailable in the meantime
                 self._check(self.means.live.current, intent)
             return await self._ask(agent, outgoing)
 
@@ -299,7 +300,7 @@ class TaskLifecycle:
         if task is None:
             await self._complete(self.record, {"artifacts": [], "message": answer.get("message")})
             return
-        if self.record.action:  # the record of the task's owner knows its id at the agent
+        if self.record.action:  # the record of the task's owner has its id at the agent
             await self.means.store.remove((self.record.id,))
             self.record = self.record._replace(step=TaskStep.OVER)
             await self._close(None)
@@ -307,7 +308,7 @@ class TaskLifecycle:
         record = self.record.at(TaskStep.SENT)._replace(a2a_task=task["id"], a2a_context=task.get("contextId", ""))
         try:
             await self._see(record, task)
-        except TaskChanged:  # given up while the agent began it: only this process knows that it did
+        except TaskChanged:  # abandoned while the agent began it: only this process knows its id
             await self._give_up(record)
             raise
 
@@ -345,7 +346,7 @@ class TaskLifecycle:
             self.means.live.leave(now)
 
     async def _listen(self, agent: AgentUpstream) -> None:
-        """Listens to the task's stream, if the agent has one, only to poll sooner: its content is not trusted."""
+        """Listens to the task's stream, if the agent has one, only to poll sooner. Its content is not trusted."""
         intent = hears(self.record)
         try:
             if not (await agent.cards.card()).get("capabilities", {}).get("streaming"):
@@ -375,7 +376,7 @@ class TaskLifecycle:
         await self._save(self.record.at(TaskStep.OVER))
 
     async def _announce(self) -> None:
-        """Raises Refusal. A result that is too large is left out, and the end is delivered without it."""
+        """Raises Refusal. A result that is too large is omitted from the delivery."""
         record, said = self.record, shown(self.record, self.means.live.current)
         behalf = OnBehalfOf(record.caller, record.target, record.task_type)
         headers = (("Content-Type", "application/json"),)
@@ -402,7 +403,7 @@ class TaskLifecycle:
             told = _plain(" ".join(str(part["text"]) for part in message.get("parts", []) if "text" in part))
             otherwise = "The agent rejected the task" if said == "TASK_STATE_REJECTED" else "The agent failed"
             about = message.get("metadata")
-            # The seed's codes: a timeout is the only cause that an agent can report.
+            # The codes of the original data models: a timeout is the only cause that an agent can report.
             timed_out = isinstance(about, Mapping) and about.get(ERROR_CODE) == "Timeout"
             code = "Timeout" if timed_out else "ExecutionFailed"
             await self._end(record, TaskState.FAILED, code, told or otherwise)
@@ -416,7 +417,7 @@ class TaskLifecycle:
                 await self._save(record)
 
     async def _complete(self, record: Task, result: Mapping[str, Any]) -> None:
-        # The agent may have taken long, and the caller's permission may have ended meanwhile.
+        # The agent may have taken long, and the caller's permission may have ended in the meantime.
         self._check(self.means.live.current, sends(record.id, record.target, record.task_type, {}))
         if len(orjson.dumps(result)) > MAX_RESULT_BYTES:
             await self._end(record, TaskState.FAILED, "ExecutionFailed", "The agent's result is too large")
@@ -427,7 +428,7 @@ class TaskLifecycle:
 
     async def _refused(self, refusal: Refusal) -> None:
         if self.record.step is TaskStep.UNSENT and refusal.reason is Reason.STORE_UNAVAILABLE:
-            await self._close(refusal)  # nothing has begun: it is tried again
+            await self._close(refusal)  # nothing has begun, so the task is tried again
             return
         lasts = refusal.reason in _LASTING or refusal.answer.status == "permission_denied"
         if self.record.step is TaskStep.SENT:
@@ -445,7 +446,7 @@ class TaskLifecycle:
             await self._fail(refusal.answer.seed, self._told(refusal), refusal)
 
     def _told(self, refusal: Refusal) -> str:
-        """Returns a refusal as a sentence, as far as the operator's settings explain refusals."""
+        """Returns a refusal as a sentence, with as much explanation as the settings allow."""
         manner = self.means.live.current.manner
         return message_of(refusal, facts_of(refusal, "", manner))
 
@@ -492,7 +493,7 @@ class TaskLifecycle:
         if record.action:
             task, as_said = record.id, state.value
         if task and as_said:
-            with suppress(Refusal):  # the owner store may be out; the owner's record is only kept longer then
+            with suppress(Refusal):  # the owner store may be unavailable; the owner's record is then only stored longer
                 mine = await self.means.tasks.mine(self.caller, record.target, (task,), namespace="a2a")
                 for one in mine.values():
                     await self.means.tasks.saw(one, as_said, None)
@@ -514,7 +515,8 @@ class TaskLifecycle:
             raise TookTooLong(Reason.UPSTREAM_TIMEOUT, "the task took too long")
 
     def _outgoing(self, intent: AgentOperation, limit_s: float) -> OutgoingOperation:
-        """Returns an operation for the task's caller, also if its credential has expired: results go to it alone."""
+        """Returns an operation for the task's caller, even if its credential has expired, because only that caller
+        receives the results."""
         return OutgoingOperation(intent.operation, intent.params, replace(self.caller, expires_at=None), limit_s)
 
     def _ask(self, agent: AgentUpstream, outgoing: OutgoingOperation) -> Coroutine[Any, Any, Result | AgentError]:
@@ -536,7 +538,7 @@ class TaskLifecycle:
         recording, self.recording = self.recording, None
         if recording is None or recording.done:
             return
-        with suppress(Refusal):  # if it cannot be recorded, the next request that cannot be is refused
+        with suppress(Refusal):  # if this record fails, the next request whose record fails is refused
             if refusal is not None:
                 await recording.refused(refusal, http_status=refusal.answer.http)
             else:
@@ -545,7 +547,8 @@ class TaskLifecycle:
     # --- the record ---------------------------------------------------------------------------------------------------
 
     async def _save(self, record: Task) -> None:
-        """Stores the record once the store answers; only we know it before. Raises TaskChanged, UnreadableRecord."""
+        """Stores the record once the store answers. Until then only this process knows it. Raises TaskChanged,
+        UnreadableRecord."""
         record, in_doubt = record._replace(revision=record.revision + 1), False
         while True:
             try:
@@ -555,7 +558,7 @@ class TaskLifecycle:
                     is_kept = found is not None and TASKS.codec.encode(found) == TASKS.codec.encode(record)
             except UnreadableRecord:
                 raise
-            except RecordStoreOut:  # the write may have happened all the same
+            except RecordStoreOut:  # the write may nevertheless have happened
                 in_doubt = True
                 await asyncio.sleep(AGAIN_S)
                 continue
@@ -565,7 +568,8 @@ class TaskLifecycle:
             return
 
     async def _once_up(self, ask: Callable[[], Awaitable[T]], out: type[Refusal] = Refusal) -> T:
-        """Asks a store, again while it is out, for as long as an agent may be unreachable. Raises Refusal."""
+        """Makes a request to a store, and repeats it while the store is unavailable, for as long as an agent may be
+        unreachable. Raises Refusal."""
         loop = asyncio.get_running_loop()
         until_s = loop.time() + AWAY_S
         while True:
@@ -578,7 +582,7 @@ class TaskLifecycle:
 
     async def _look_again(self) -> None:
         record = await self.means.store.get(self.record.id)
-        if record is None:  # it was over, and has been deleted
+        if record is None:  # it had ended, and was deleted
             record = self.record._replace(step=TaskStep.OVER)
         if record.is_over:
             await self._close(None if record.a2a_task else Refusal(Reason.CALLER_GONE))
@@ -598,7 +602,8 @@ class TaskLifecycle:
 
 
 def check_standing(switch: KillSwitch, now: Snapshot, caller: Caller, call: Call, now_s: float) -> None:
-    """Raises Refusal if one of the chain is disabled, no longer trusted, or lacks what the agent's address requires."""
+    """Raises Refusal if a principal of the chain is disabled or not trusted any more, or lacks a requirement of the
+    agent's address."""
     for disabled in (switch.ledger.disabled, now.disabled):
         disabled.refuse(caller.chain, call, now_s)
     if not now.identity.vouches_for(caller):

@@ -1,4 +1,5 @@
-"""Creates tasks, also for schedules and terminals, which have no request but pass all stages; the audit comes first."""
+"""Creates tasks, including those for schedules and terminals, which have no request but pass all stages. The audit
+comes first."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
@@ -29,7 +30,7 @@ CREATED, THERE = 201, 200  # HTTP statuses for the audit record
 
 
 class PlacedOrder(NamedTuple):
-    """An order that has no request, and the operation that it becomes."""
+    """An order without a request, and the operation that it becomes."""
 
     task_id: str
     task: NewTask
@@ -57,7 +58,8 @@ class TaskOrders:
         context: str = "",
         answers: str = "",
     ) -> Task:
-        """Creates a task with this id, or returns the one there is; `peer` is where it comes from. Raises Refusal."""
+        """Creates a task with this id, or returns the existing one; `peer` is the source of the order. Raises
+        Refusal."""
         means = self.runner.means
         now, now_s = means.live.take(), means.live.clock()
         recording = Recording(means.audit, protocol="a2a", peer=peer, request_id=task_id)
@@ -94,7 +96,7 @@ class TaskOrders:
         return content
 
     async def carry_out(self, charged: Charged) -> Task:
-        """Stores the task. Returns the one that exists if another process was faster."""
+        """Stores the task. Returns the one that exists if another process stored it first."""
         order: PlacedOrder = charged.content
         caller, recording = charged.caller, charged.request.record
         record = self.new(caller, order.task, order.task_id, awaited=charged.request.awaited)
@@ -130,7 +132,7 @@ class TaskOrders:
         self, record: Task, lease: Lease, put_down: Callable[[], Awaitable[object]], *, once_more: bool = False
     ) -> bool:
         """Stores a new task, writes its audit record, without which it is not accepted, and begins it. Returns False if
-        its id exists; `once_more` means that the caller repeats an order whose answer is lost. Raises Refusal."""
+        its id exists. `once_more`: the caller repeats an order whose answer was lost. Raises Refusal."""
         if not await self.runner.add(record, once_more=once_more):
             return False
         lease.forwarded = True

@@ -1,7 +1,8 @@
 """The stored record of a task and its state tables.
 
-`MOVES` are the seed's states, which callers see, and `waiting`, for a person's approval. `STEPS` are the steps of the
-sidecar's own part, so that a restart knows what it may still do. The agent's own state is stored unchanged beside them.
+`MOVES` are the states of the original data models, which callers see, with `waiting` for a person's approval. `STEPS`
+are the steps of the sidecar's own part, so that a restart knows which steps remain. The agent's own state is stored
+unchanged in addition.
 """
 
 from collections.abc import Mapping
@@ -21,7 +22,7 @@ from sidecar.vocabulary import Caller
 
 
 class TaskState(StrEnum):
-    """The seed's A2aTaskState, and `waiting`."""
+    """A2aTaskState of the original data models, with `waiting`."""
 
     PENDING = "pending"
     WAITING = "waiting"
@@ -40,7 +41,7 @@ MOVES: Final[Mapping[TaskState, frozenset[TaskState]]] = {
     TaskState.CANCELLED: frozenset(),
 }
 _BETWEEN: Final = {TaskState.WAITING: TaskState.PENDING, TaskState.PENDING: TaskState.RUNNING}
-# A2A's states as states of the seed. A state that A2A does not define is neither progress nor an end.
+# A2A's states as states of the original data models. A state that A2A does not define is neither progress nor an end.
 SEEN: Final[Mapping[str, TaskState]] = {
     "TASK_STATE_UNSPECIFIED": TaskState.PENDING,
     "TASK_STATE_SUBMITTED": TaskState.PENDING,
@@ -55,7 +56,7 @@ SEEN: Final[Mapping[str, TaskState]] = {
 
 
 class TaskStep(StrEnum):
-    """How far the sidecar's part has come."""
+    """The progress of the sidecar's part."""
 
     UNSENT = "unsent"
     SENDING = "sending"  # the agent may or may not have it
@@ -75,15 +76,15 @@ STEPS: Final[Mapping[TaskStep, frozenset[TaskStep]]] = {
 
 class Task(NamedTuple):
     """One task. Times are seconds since the epoch; "" and None mean not known yet. `caller` is the chain on whose
-    behalf it is sent, `owner` its binding; `target` is an agent's name. `input` is kept until it was sent; it is
+    behalf it is sent, `owner` its binding; `target` is an agent's name. `input` is stored until it is sent; it is
     `sealed` if the task waits for approval. `a2a_task`, `a2a_context` and `a2a_state` are the agent's own values;
-    `answers` is the agent's task that asked for this one. `refused` is why its agent did not get or take it. `sender`
-    identifies one attempt to send it. `trace` is the trace context of the request that created it. A task that waits
-    for a person names the request for `approval`, and the time `approve_by` of its deadline; `approved_at` is when it
-    went on.
+    `answers` is the agent's task that requested this one. `refused` is the reason why its agent did not receive or
+    accept it. `sender` identifies one attempt to send it. `trace` is the trace context of the request that created it.
+    A task that waits for a person names the request for `approval`, and the time `approve_by` of its deadline;
+    `approved_at` is when it continued.
 
-    A message of A2A that waits for approval is a task too, whose input are the parameters of its operation: `action`,
-    `version` and `extensions` are those that it came with. It is over once it was sent."""
+    A message of A2A that waits for approval is a task too. Its input are the parameters of its operation, and `action`,
+    `version` and `extensions` are those of the message. It has ended once it is sent."""
 
     id: str
     owner: str
@@ -123,7 +124,7 @@ class Task(NamedTuple):
 
     @property
     def is_sent(self) -> bool:
-        """Whether its agent has it, or will not get it any more."""
+        """Whether its agent has it, or will never receive it."""
         return self.step not in (TaskStep.UNSENT, TaskStep.SENDING)
 
     @property
@@ -140,7 +141,7 @@ class Task(NamedTuple):
         return self._replace(step=step)
 
     def moved(self, state: TaskState, now_s: float) -> Self:
-        """Returns the task in another state. A task that was never seen to run passes through `running`."""
+        """Returns the task in another state. A task that was never observed to run passes through `running`."""
         if state is self.state:
             return self
         if state not in MOVES[self.state]:
@@ -153,7 +154,8 @@ class Task(NamedTuple):
         return moved._replace(completed_at=now_s) if moved.is_over else moved
 
     def waits(self, approval: str, approve_by: float, seal: AesSeal) -> Self:
-        """Returns the task as it waits for this approval: its input is stored for holders of the key alone."""
+        """Returns the task waiting for this approval. Its input is stored so that only holders of the key can read
+        it."""
         sealed = self.sealed or seal.sealed_text(orjson.dumps(self.input), self.id.encode()).decode()
         waiting = self.moved(TaskState.WAITING, self.created_at)
         caller = replace(self.caller, token="")

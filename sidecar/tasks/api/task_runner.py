@@ -63,7 +63,7 @@ class TaskRunner:
         return len(owners) < SHARE.total and owners.count(record.owner) < SHARE.per_owner
 
     def reserve(self, task_id: str, for_s: float = RESERVED_S) -> None:
-        """Leaves a task to the request that waits with it, which reserves it again in time, or sends it."""
+        """Leaves a task to the request that waits with it. That request reserves it again in time, or sends it."""
         now_s = asyncio.get_running_loop().time()
         self._reserved = {known: until_s for known, until_s in self._reserved.items() if until_s > now_s}
         self._reserved[task_id] = now_s + for_s
@@ -91,7 +91,8 @@ class TaskRunner:
             self.begin(record, caller)
 
     async def end(self, record: Task, state: TaskState) -> Task | None:
-        """Stores a task's end. Returns None if another process was faster. Raises Refusal(STORE_UNAVAILABLE)."""
+        """Stores a task's end. Returns None if another process stored an end first. Raises
+        Refusal(STORE_UNAVAILABLE)."""
         ended = record.ended(state, self.means.live.clock())._replace(revision=record.revision + 1)
         if not await self.means.store.replace(ended):
             return None

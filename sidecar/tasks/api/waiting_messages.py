@@ -1,8 +1,8 @@
-"""Keeps messages of A2A that wait for approval as tasks, which the worker carries out when they are approved.
+"""Stores messages of A2A that wait for approval as tasks, which the worker carries out when they are approved.
 
-Each is a task of ours, which its caller reads over A2A (`gateway/frontends/a2a/approval_wait.py`). Its record is kept
-until the message was sent, under an owner of its own, so that the task API does not list it; from then on the agent has
-the task, and the record of its owner both ids.
+Each is a task of the sidecar, which its caller reads over A2A (`gateway/frontends/a2a/approval_wait.py`). Its record is
+stored until the message is sent, under an owner of its own, so that the task API does not list it. Afterwards the agent
+has the task, and the record of its owner has both ids.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class WaitingMessages:
     async def begin(
         self, owning: TaskOwnership, approval: ApprovalRecord, *, trace: str, reserve: bool
     ) -> dict[str, Any]:
-        """Stores a message that waits for an approval, and returns its task; the same message has the same one. With
-        `reserve` the request waits with it, and sends it. Raises Refusal."""
+        """Stores a message that waits for an approval, and returns its task; the same message has the same task. With
+        `reserve`, the request waits with it and sends it. Raises Refusal."""
         means, intent, caller = self.runner.means, owning.intent, owning.caller
         call, now_s = intent.call, means.live.clock()
         about = [caller.binding, call.upstream, intent.params["message"]["messageId"], approval.name]
@@ -71,13 +71,13 @@ class WaitingMessages:
             self.runner.release(record)
 
     async def find(self, task_id: str) -> dict[str, Any] | None:
-        """Returns the task of a message as it stands; None if the message was sent. Raises Refusal."""
+        """Returns the task of a message in its current state; None if the message was sent. Raises Refusal."""
         record = await self._find(task_id)
         return None if record is None else self._shown(record)
 
     async def cancel(self, task_id: str, caller: Caller) -> dict[str, Any] | None:
         """Ends a message that was not sent and withdraws its request for approval. Returns its task; None if it is
-        being sent, or was. Raises Refusal."""
+        being sent or was sent. Raises Refusal."""
         while (record := await self._find(task_id)) is not None:
             if record.is_over:
                 return self._shown(record)
@@ -100,7 +100,7 @@ class WaitingMessages:
             self.runner.go_on(record, caller)
 
     async def take_over(self, task_id: str) -> bool:
-        """Marks a message as being sent by its request. Returns False if that is too late."""
+        """Marks a message as being sent by its request. Returns False if it is too late."""
         record = await self._find(task_id)
         if record is None or record.step is not TaskStep.UNSENT or record.is_over:
             return False
@@ -121,7 +121,7 @@ class WaitingMessages:
             await self._end(task_id, TaskState.COMPLETED, result=result)
 
     async def fail(self, task_id: str, why: Refusal | AgentError | None) -> None:
-        """Ends a message that its request could not send, or of which it is not known. Raises Refusal."""
+        """Ends a message that its request could not send, or may not have sent. Raises Refusal."""
         self.runner.unreserve(task_id)
         if isinstance(why, Refusal):
             facts = {"error_code": why.answer.seed, "error_message": why.answer.message, "refused": why.reason}

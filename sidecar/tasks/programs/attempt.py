@@ -1,4 +1,4 @@
-"""One attempt: its order, its events, of which the last is its end, and whether another follows."""
+"""One attempt: its order, its events, of which the last is its end, and whether another attempt follows."""
 
 import errno
 import os
@@ -19,7 +19,7 @@ CHANGED: Final = "the agent was changed"
 Hear = Callable[[WaitLimit | None], None]
 
 Objection = Callable[[Caller, str, str], Reason | None]
-"""Returns why nothing may run any more for this caller, agent name and skill, at once; None if it may."""
+"""Returns why nothing may run for this caller, agent name and skill any more; None if it may. Returns at once."""
 
 
 def no_objection(caller: Caller, name: str, skill: str) -> Reason | None:
@@ -27,9 +27,9 @@ def no_objection(caller: Caller, name: str, skill: str) -> Reason | None:
 
 
 class Prompt(NamedTuple):
-    """What a message says to a program. `text` is only data; `cli_args`, `envs` and `working_directory` are a caller's
-    choices among what the operator allows. `message` is the message in canonical form, for JSON-RPC. `trace` is the
-    trace context of the request, as variables."""
+    """The content of a message for a program. `text` is only data; `cli_args`, `envs` and `working_directory` are a
+    caller's choices among those that the operator allows. `message` is the message in canonical form, for JSON-RPC.
+    `trace` is the trace context of the request, as variables."""
 
     text: str
     cli_args: Mapping[str, str]
@@ -40,14 +40,14 @@ class Prompt(NamedTuple):
 
     @property
     def skill(self) -> str:
-        """Returns the skill that it asks for, as rules read it; "" for none."""
+        """Returns the skill that the message names, in the form of rules; "" for none."""
         return Question("nhi:", "", "", arguments={"message": self.message}).tool
 
 
 @dataclass(slots=True, eq=False)
 class TimeLimit:
     """The time limit of one run. The holder of the lease renews it (`write_leases.py`) for the program's warden, which
-    ends the program in time even if this process is stopped. Without `until` there is none."""
+    ends the program in time even if this process is stopped. Without `until` there is no limit."""
 
     until: WaitLimit | None = None
     _hearers: set[Hear] = field(default_factory=set)
@@ -67,7 +67,8 @@ class TimeLimit:
 
 
 class ProgramOrder(NamedTuple):
-    """One attempt for `caller`, of binding `owner`, of at most `deadline_s`; `term` bounds it even if we cannot."""
+    """One attempt for `caller`, with binding `owner`, of at most `deadline_s`. `term` bounds it even if this process
+    cannot."""
 
     execution_id: str
     task_id: str
@@ -82,7 +83,7 @@ class ProgramOrder(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """The process runs; in a conversation that continues it ran before."""
+    """The process runs. In a continued conversation it ran before."""
 
     pid: int
     resumed: bool = False
@@ -104,7 +105,8 @@ class OutputArtifact:
 
 @dataclass(frozen=True, slots=True)
 class ProgressNote:
-    """Its progress: a sentence, and figures if it gives them. One that `stays` is kept in the finished task."""
+    """Its progress: a sentence, and figures if the program gives them. A note that `stays` is stored in the finished
+    task."""
 
     message: str
     done: float | None = None
@@ -114,7 +116,8 @@ class ProgressNote:
 
 @dataclass(frozen=True, slots=True)
 class AttemptEnd:
-    """Its end: success without a `failure`, with A2A's task `state`. `alone`: the `message` is the answer, no task."""
+    """Its end: success without a `failure`, with A2A's task `state`. `alone`: the answer is the `message`, without a
+    task."""
 
     exit: Exit | None
     usage: Usage
@@ -130,19 +133,20 @@ Event = Started | OutputChunk | OutputArtifact | ProgressNote | AttemptEnd
 
 class ProgramRunner(Protocol):
     def run(self, order: ProgramOrder) -> AsyncGenerator[Event]:
-        """Makes one attempt; `AttemptEnd` is its last event. Once closing the generator returns, nothing of the process
-        is left, except a conversation's whose program agreed to cancel. Never raises for what a program does."""
+        """Makes one attempt; `AttemptEnd` is its last event. Once closing the generator returns, no part of the process
+        is left, except a conversation's process that agreed to cancel. Never raises because of a program's
+        behaviour."""
 
     async def close(self, why: str = CHANGED) -> None:
         pass
 
 
 class DialogueBroken(Exception):
-    """A program sent what makes its further output ambiguous. The message says what, never a value."""
+    """A program sent output that makes its further output ambiguous. The message describes it, without values."""
 
 
 class UnsayableError(Exception):
-    """An order cannot be sent to this program; the message says why. Nothing was written."""
+    """An order cannot be sent to this program; the message gives the reason. Nothing was written."""
 
 
 class TurnAnswer(NamedTuple):
@@ -166,19 +170,19 @@ class Dialogue(Protocol):
 
     @property
     def strays(self) -> bool:
-        """Whether it has output since its answer that would be taken for the next answer."""
+        """Whether it has output since its answer that would be mistaken for the next answer."""
 
     def begin(self, order: ProgramOrder) -> bytes:
         pass
 
     def cancel(self) -> bytes:
-        """Returns what asks the program to cancel the turn; b"" if it cannot be asked."""
+        """Returns the message that asks the program to cancel the turn; b"" if there is none."""
 
     def hear(self, chunk: bytes) -> Iterator[Heard]:
         """Parses more of its output. Raises DialogueBroken, and is unusable afterwards."""
 
     def over(self) -> Iterator[Heard]:
-        """Parses what is left when its output has ended. Raises DialogueBroken."""
+        """Parses the remaining output when its output has ended. Raises DialogueBroken."""
 
 
 SPREAD: Final = (0.8, 1.2)
@@ -219,7 +223,7 @@ def overdue(order: ProgramOrder, how: Exit | None = None, usage: Usage = NOTHING
 
 
 def failure_of_start(error: StartFailed) -> Failure:
-    """Returns why nothing was started, without the program's path, which is for the operator's log."""
+    """Returns why nothing was started, without the program's path, which only the operator's log shows."""
     if error.number is None:
         return Failure(Category.SYSTEM, "it cannot be started")
     why = f"it cannot be started: {os.strerror(error.number)}"
@@ -231,7 +235,7 @@ def failure_of_start(error: StartFailed) -> Failure:
 def failure_of_exit(
     how: Exit, last_words: str, resources: Resources, usage: Usage, exit_codes: Collection[int] = ()
 ) -> Failure | None:
-    """Returns why a program that ended by itself failed, or None. `exit_codes` mean "try again"."""
+    """Returns why a program that ended on its own failed, or None. `exit_codes` mean "try again"."""
     if how.code == 0:
         return None
     limit = _limit_met(how, resources, usage)

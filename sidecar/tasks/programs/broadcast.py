@@ -1,4 +1,4 @@
-"""Broadcasts the events of a run to its subscribers. A slow one misses events and then gets the whole Task."""
+"""Broadcasts the events of a run to its subscribers. A slow subscriber misses events and then gets the whole Task."""
 
 import asyncio
 from collections import deque

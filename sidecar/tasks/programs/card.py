@@ -16,7 +16,7 @@ class DefinedCard:
         self._card = card_of(name, definition)
 
     async def prepare(self) -> None:
-        """Does nothing: the card is known."""
+        """Does nothing: the card is always known."""
 
     async def card(self) -> dict[str, Any]:
         return self._card

@@ -1,7 +1,7 @@
 """Builds a program's command line, environment and working folder from a prompt.
 
-A caller's choices have been checked (`prompts.py`) and go only where the operator allows them: as options' values. The
-prompt is an argument only if the agent is configured so, and then behind `--` or in place of `{prompt}`.
+A caller's choices have been checked (`prompts.py`) and are used only where the operator allows it, as values of
+options. The prompt is an argument only if the agent is configured so, and then behind `--` or in place of `{prompt}`.
 """
 
 from collections.abc import Iterator, Mapping
@@ -77,7 +77,7 @@ class CommandLine:
             if value:
                 yield from (name, value)
             elif name in chosen and not self.definition.per_call.cli_args[name].is_flag:
-                yield f"{name}="  # on its own, the option would take the next argument as its value
+                yield f"{name}="  # alone, the option would take the next argument as its value
             else:
                 yield name
 

@@ -1,4 +1,4 @@
-"""Queues runs of an agent in this process: owners take turns, and none has more than half of the queue."""
+"""Queues runs of an agent in this process: owners take turns, and no owner has more than half of the queue."""
 
 import asyncio
 from collections import deque
@@ -13,7 +13,7 @@ class RunSlot:
 
     owner: str
     at_work: bool = False
-    """Whether the run has started: it may have its turn here while it still waits for one across replicas."""
+    """Whether the run has started. It may have its turn here while it still waits for one across replicas."""
     turn: asyncio.Event = field(default_factory=asyncio.Event)
 
 

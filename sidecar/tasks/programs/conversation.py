@@ -1,7 +1,7 @@
 """Holds a conversation with a running program, one turn at a time.
 
-Output is read at all times, so that the program never blocks. Output between turns is discarded, and before a turn what
-is still on its way is awaited, because otherwise every later caller would get the answer to another prompt.
+Output is read at all times, so that the program never blocks. Output between turns is discarded, and pending output is
+awaited before a turn, because otherwise every later caller would get the answer to another prompt.
 """
 
 import asyncio
@@ -30,9 +30,9 @@ from sidecar.tasks.programs.supervised_process import SupervisedProcess
 from sidecar.tasks.programs.working_folders import UnreadableFolder, WorkingFolder
 from sidecar.upstreams.processes.launcher import Exit, StartFailed
 
-CANCEL_GRACE_S: Final = 2.0  # to answer after it was asked to cancel
-PATIENCE_S: Final = 0.5  # to end by itself, once its input or output is closed
-QUIET_PASSES: Final = 5  # of the event loop: from readable to parsed takes three
+CANCEL_GRACE_S: Final = 2.0  # to answer after a request to cancel
+PATIENCE_S: Final = 0.5  # to end on its own after its input or output is closed
+QUIET_PASSES: Final = 5  # of the event loop: from readable to parsed takes three passes
 QUIET_S: Final = 0.02
 MAX_STRAYS: Final = 25  # half a second without a pause
 MAX_TOLD_CHARS: Final = 2_000
@@ -46,7 +46,8 @@ class ProcessLost(Exception):
 
 
 class OutputFile:
-    """The file in which a process puts each answer, removed with its folder. Raises StartFailed if none can be."""
+    """The file in which a process puts each answer, removed with its folder. Raises StartFailed if it cannot be
+    created."""
 
     def __init__(self, order: ProgramOrder, definition: CliAgent) -> None:
         try:
@@ -79,7 +80,7 @@ class ConversationProcess:
     ) -> None:
         self._attended, self._talk, self._cleaning, self.pid = attended, talk, cleaning, attended.pid
         self._definition, self._file = definition, file
-        self._heard: asyncio.Queue[Heard | None] = asyncio.Queue()  # bounded by what a turn may output
+        self._heard: asyncio.Queue[Heard | None] = asyncio.Queue()  # bounded by the output limit of a turn
         self._chunks = 0
         self._broke = self.how = ""  # how it ended, once it has `failed`, for the next turn
         self._is_lost = False
@@ -99,7 +100,8 @@ class ConversationProcess:
         return self._is_lost or not self._attended.listens
 
     async def is_quiet(self) -> bool:
-        """Waits until its pending output is parsed; whether no more follows. Takes no time if it only answered."""
+        """Waits until its pending output is parsed. Returns whether no more follows. Takes no time if it only
+        answered."""
         quiet = 0
         while quiet < QUIET_PASSES and not self._is_lost:
             quiet = 0 if await self._says_more(0.0) else quiet + 1
@@ -163,7 +165,7 @@ class ConversationProcess:
                         raise ProcessLost
 
     async def give_up(self) -> bool:
-        """Asks it to cancel its turn; whether it did in time and can take another."""
+        """Asks it to cancel its turn. Returns whether it did so in time and can take another turn."""
         told = self._talk.cancel()
         if not told or self._is_lost:
             return False
@@ -189,7 +191,7 @@ class ConversationProcess:
         return exit_
 
     async def failed(self) -> tuple[Exit | None, Failure]:
-        """Returns how it ended and why that is a failure, once it is lost by itself; nothing of it is left."""
+        """Returns how it ended and why that is a failure, if it ended on its own; no part of it is left."""
         # The exit status of a process that the sidecar ends says nothing about the cause.
         exit_ = self.exit if self._broke else await self._attended.exits(PATIENCE_S)
         self.how = self._broke or ("it closed its pipes" if exit_ is None else f"it exited on its own, {exit_}")

@@ -1,7 +1,8 @@
-"""Keeps the processes of conversations, and ends them when they are idle.
+"""Holds the processes of conversations, and ends them when they are idle.
 
 A process belongs to one owner and one context and serves no other (threats X6); its turns never overlap. The next turn
-after its end starts a new process and begins with the reason. Where none is kept, each order has a process of its own.
+after its end starts a new process and begins with the reason. Without conversations, each order has a process of its
+own.
 """
 
 import asyncio
@@ -51,7 +52,8 @@ class ConversationKey(NamedTuple):
 
 
 class Endings(dict[ConversationKey, str]):
-    """Why the newest conversations' processes ended, until the next turn of each reports it. Outlives a definition."""
+    """The reasons why the newest conversations' processes ended, until the next turn of each reports it. They outlive a
+    definition."""
 
     def keep(self, key: ConversationKey, why: str) -> None:
         self.pop(key, None)
@@ -63,8 +65,8 @@ class Endings(dict[ConversationKey, str]):
 @dataclass(slots=True, eq=False)
 class _Conversation:
     """One conversation. `used` counts turns that run or wait, `prompt` is that of its process's first turn, `since_s`
-    when its process began to speak or fell silent. `fall` is why its last one ended; `is_withdrawn` that its owner lost
-    the permission. `changing` starts or ends a process; all else waits for that."""
+    is when its process began to speak or became idle. `fall` is why its last process ended. `is_withdrawn`: its owner
+    lost the permission. `changing` starts or ends a process; everything else waits for it."""
 
     key: ConversationKey
     turns: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -114,7 +116,7 @@ class Conversations:
 
     @property
     def count(self) -> int:
-        return self._taken  # with those that are being ended
+        return self._taken  # including those that are being ended
 
     async def run(self, order: ProgramOrder) -> AsyncGenerator[Event]:
         until_s = self._clock() + order.deadline_s
@@ -129,7 +131,7 @@ class Conversations:
                 except TimeoutError:
                     yield overdue(order)
                     return
-                await conversation.settled()  # an earlier process has been ended if it had to be
+                await conversation.settled()  # an earlier process was ended if necessary
                 async with aclosing(self._turn(conversation, order, until_s)) as events:
                     async for event in events:
                         yield event
@@ -202,7 +204,7 @@ class Conversations:
             partner = await launching
         except BaseException:
             if launching.done() and not launching.cancelled() and launching.exception() is None:
-                await to_its_end(launching.result().end())  # the turn was given up just as the process was there
+                await to_its_end(launching.result().end())  # the turn was abandoned just as the process had started
             self._give_room()
             raise
         conversation.partner, conversation.prompt, conversation.speaks = partner, order.prompt, True
@@ -247,7 +249,7 @@ class Conversations:
         yield end
 
     async def _give_up(self, conversation: _Conversation, partner: ConversationProcess, why: str) -> None:
-        """Cancels a turn: continues with a program that agrees, and ends the process of one that does not."""
+        """Cancels a turn. Continues with a program that agrees, and ends the process of one that does not."""
         if await partner.give_up():
             self._falls_silent(conversation, partner)
         elif conversation.partner is partner:
@@ -279,7 +281,7 @@ class Conversations:
         return ""
 
     def _chose_other(self, conversation: _Conversation, chosen: Prompt) -> bool:
-        """Whether a turn chooses what only a new process can have; JSON-RPC has its options with each turn."""
+        """Whether a turn has choices that need a new process. With JSON-RPC, options are sent with each turn."""
         began = conversation.prompt
         if began is None:
             return False
@@ -303,7 +305,7 @@ class Conversations:
                     self._let_go(conversation, "" if partner.is_lost else why)
 
     def _falls_silent(self, conversation: _Conversation, partner: ConversationProcess) -> None:
-        """Marks its process as idle after a turn, unless the process was ended or ended by itself meanwhile."""
+        """Marks its process as idle after a turn, unless the process has ended in the meantime."""
         if conversation.partner is partner:
             conversation.speaks, conversation.since_s = False, self._clock()
             partner.rests()
@@ -313,7 +315,7 @@ class Conversations:
                 self._let_go(conversation)
 
     def _let_go(self, conversation: _Conversation, why: str = "", *, is_withdrawn: bool = False) -> None:
-        """Ends its process, if there is one; without `why`, it ended by itself. A turn under way fails."""
+        """Ends its process, if there is one; without `why`, it ended on its own. A turn in progress fails."""
         partner = conversation.partner
         if partner is None:
             return
@@ -355,7 +357,8 @@ class Conversations:
         self._free.release()
 
     def _make_room(self) -> None:
-        """Ends idle processes, the longest idle first, of the owner that has most: who opens many ends only its own."""
+        """Ends idle processes, the longest idle first, of the owner with the most, so that an owner with many ends only
+        its own."""
         lacking = self._wanted - (self._places - self._taken) - self._leaving
         if lacking > 0:
             every = self._conversations.values()

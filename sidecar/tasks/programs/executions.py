@@ -31,12 +31,12 @@ LOOK_EVERY_S: Final = 1.0
 LOOK_ALONE_EVERY_S: Final = 5.0  # if no other process uses the store
 CANCEL_S: Final = 10.0  # how long a caller who cancels waits for the end
 ENDING_S: Final = 15.0  # how long a program may take to end
-STRAYS_S: Final = 2.0  # how long programs of a killed sidecar take to end (`upstreams/processes/warden.py`)
+STRAYS_S: Final = 2.0  # how long the programs of a killed sidecar take to end (`upstreams/processes/warden.py`)
 FOLLOW_EVERY_S: Final = 1.0
-OUT_S: Final = 15.0  # how long a subscriber to another replica's run waits for a store that is out
+OUT_S: Final = 15.0  # how long a subscriber to another replica's run waits for an unavailable store
 MAX_INPUT_CHARS: Final = 16 * 1024
 MAX_TASK_BYTES: Final = 8 * 2**20  # of a task that is continued many times
-SHARE: Final = RecordShare(100_000, 100_000)  # all that have begun: the queues bound them
+SHARE: Final = RecordShare(100_000, 100_000)  # all that have begun; the queues bound them
 STOPPED: Final = "the sidecar stopped"
 UNKEPT: Final = "it was refused, because the store did not answer,"
 
@@ -47,7 +47,8 @@ log = logging.getLogger("sidecar.tasks.programs")
 
 
 class RunPool(NamedTuple):
-    """How many runs of one agent are at work here, wait for their turn, and may be at work at once."""
+    """The number of runs of one agent that are at work here, that wait for their turn, and that may be at work at
+    once."""
 
     running: int
     waiting: int
@@ -58,7 +59,7 @@ class RunPool(NamedTuple):
 class Executions:
     """Every run of every CLI-program agent, held as `holder`. `run_shared` runs scripts in the store that replicas
     share; without one, no run that writes begins for `strays_s`: a program of a killed sidecar may still be at work.
-    `random` gives numbers from 0 to 1; `objection` says which callers may run nothing any more."""
+    `random` returns numbers from 0 to 1; `objection` returns why a caller may run nothing any more."""
 
     store: RecordStore[Execution]
     make_runner: MakeRunner
@@ -96,8 +97,8 @@ class Executions:
     # --- agents -------------------------------------------------------------------------------------------------------
 
     def offer(self, definitions: Mapping[str, CliAgent]) -> None:
-        """Puts these agents in force. An unchanged agent keeps its conversations, a run the definition under which it
-        was ordered; a waiting run whose agent is gone fails. Raises SettingsError, and then changes nothing."""
+        """Puts these agents in force. An unchanged agent retains its conversations, and a run the definition under
+        which it was ordered; a waiting run whose agent was removed fails. Raises SettingsError, changing nothing."""
         offers = {name: self._offered(name, one) for name, one in definitions.items() if one.enabled}
         self._retired |= set(self._offers.values()) - set(offers.values())
         self._offers = offers
@@ -127,14 +128,15 @@ class Executions:
         bounds = self.bounds()._replace(done_per_target=offer.definition.keep_runs)
 
         async def keep() -> None:
-            # KNOWN means that the reply to our own write was lost: no other run has this id.
+            # KNOWN means that the reply to this process's own write was lost: no other run has this id.
             if await self.held.add(record, bounds) is AddedRecord.FULL:
                 raise Refusal(Reason.TOO_MANY_CONCURRENT, "too many runs are stored")
 
         return await self._enter(offer, record, prompt, keep)
 
     async def goes_on(self, run_id: str, prompt: Prompt, caller: Caller) -> Execution:
-        """Starts a turn of a run that waits. Raises Refusal as `begin`, and TASK_UNKNOWN, MALFORMED_CALL, TOO_LARGE."""
+        """Starts a turn of a run that waits. Raises Refusal: see `begin`, and TASK_UNKNOWN, MALFORMED_CALL,
+        TOO_LARGE."""
         record = await self._kept(run_id)
         if record.owner != caller.binding:
             raise Refusal(Reason.TASK_UNKNOWN)
@@ -164,8 +166,8 @@ class Executions:
         return await self._enter(offer, anew, prompt, keep)
 
     async def follow(self, run_id: str) -> AsyncGenerator[run_events.StreamResponse | None]:
-        """Yields the run's StreamResponses to its end: the Task, then its changes (or whole Tasks, to slow subscribers
-        and of another replica's run); None is a heartbeat. Raises Refusal: TASK_UNKNOWN, STORE_UNAVAILABLE."""
+        """Yields the run's StreamResponses to its end: the Task, then its changes (or whole Tasks, for slow subscribers
+        and for another replica's run); None is a heartbeat. Raises Refusal: TASK_UNKNOWN, STORE_UNAVAILABLE."""
         course = self._courses.get(run_id)
         if course is not None:
             await course.shown()
@@ -204,7 +206,7 @@ class Executions:
         return newest, count
 
     async def cancel(self, run_id: str, why: str) -> Execution:
-        """Cancels a run, waits up to `CANCEL_S`. Raises Refusal: TASK_UNKNOWN, NOT_CANCELABLE, STORE_UNAVAILABLE."""
+        """Cancels a run and waits up to `CANCEL_S`. Raises Refusal: TASK_UNKNOWN, NOT_CANCELABLE, STORE_UNAVAILABLE."""
         course = self._courses.get(run_id)
         if course is None or (course.record.is_done and await self._has_left(run_id)):
             return await self._cancel_kept(run_id, why)
@@ -243,7 +245,8 @@ class Executions:
             self.metrics.agent_stands(name, *self.standing(name), states[name])
 
     def drain(self) -> None:
-        """Begins nothing more. Waiting runs are left to another process if the store outlives this one, or fail."""
+        """Begins no more runs. Waiting runs are left to another process if the store outlives this one; otherwise they
+        fail."""
         self.closing.set()
         waiting = [course for course in self._courses.values() if course.waits]
         left = [course for course in waiting if self.store.is_durable and not run_events.has_begun(course.record)]
@@ -254,9 +257,9 @@ class Executions:
         self._stop([course for course in waiting if course not in left], "before it could run")
 
     async def close(self, grace_s: float) -> None:
-        """Begins nothing more, waits up to `grace_s` for runs under way, then ends them and stores that."""
+        """Begins no more runs, waits up to `grace_s` for runs in progress, then ends them and stores their end."""
         self.drain()
-        if self._courses:  # says what the shutdown waits for
+        if self._courses:  # reports what the shutdown waits for
             log.info("runs are under way", extra={"runs": len(self._courses), "grace_s": round(grace_s, 1)})
         await self.worker.wait(grace_s)
         if self._courses:
@@ -307,7 +310,7 @@ class Executions:
         except BaseException:
             del self._courses[record.id]
             course.end()
-            self.held.refuse(record.id)  # it may be stored all the same, and must not be run
+            self.held.refuse(record.id)  # it may nevertheless be stored, and must not run
             raise
         self.worker.begin(record.id, course, course.run)
         return course.record
@@ -357,7 +360,7 @@ class Executions:
                 course.saving.look(record)
             elif not self.closing.is_set():
                 await self._orphaned(record)
-        if self.held.lapsed:  # others may have taken our runs for orphaned: the next write finds out
+        if self.held.lapsed:  # others may have taken this process's runs for orphaned: the next write shows it
             for course in self._courses.values():
                 course.saving.doubted = True
                 course.saving.moved()
@@ -367,7 +370,7 @@ class Executions:
         await self.store.sweep(self.clock())
 
     async def _orphaned(self, record: Execution) -> None:
-        """Handles a run that no process holds; a write fails if it changed since. Raises RecordStoreOut."""
+        """Handles a run that no process holds; a write fails if it has changed since. Raises RecordStoreOut."""
         offer = self._offers.get(record.target)
         if record.id in self.held.refused:
             await self._left_behind(record, UNKEPT)

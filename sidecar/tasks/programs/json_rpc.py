@@ -1,12 +1,13 @@
-"""Speaks JSON-RPC with a program over its pipes: one message per line, as `docs/reference/cli-agents.md` says.
+"""Implements JSON-RPC with a program over its pipes: one message per line, as documented in
+`docs/reference/cli-agents.md`.
 
     sidecar   {"id": 1, "method": "message/send", "params": {…}}     one at a time; the sidecar's ids, counted from 1
               {"method": "cancel", "params": {"id": 1}}
     program   {"method": "progress" | "output" | "artifact", "params": {…}}                  any number
               {"id": 1, "result": …} or {"id": 1, "error": {…}}                              once, the end of the turn
 
-An invalid or ambiguous message breaks the conversation: an author notices that at once, a lost answer only at the
-timeout. A line that does not begin with `{` is noise, skipped within bounds, as are messages out of their turn.
+An invalid or ambiguous message breaks the conversation: an author notices this at once, but a lost answer only at the
+timeout. A line that does not begin with `{` is noise and skipped within bounds, and so are messages out of turn.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -44,8 +45,8 @@ from sidecar.tasks.programs.attempt import (
 from sidecar.tasks.programs.run_record import Category, Failure
 
 MAX_LINE_BYTES: Final = 4 * 2**20  # threats X5; longer output must be split
-EACH_BYTES: Final = 16  # a message counts for at least this: many empty ones are work too
-MAX_ARTIFACTS: Final = 1_000  # different ones per turn: each is searched for among the others, here and by clients
+EACH_BYTES: Final = 16  # a message counts for at least this, because many empty ones are work too
+MAX_ARTIFACTS: Final = 1_000  # different ones per turn; each is searched for among the others, here and by clients
 MAX_NOISE: Final = 1_000  # lines per turn that are not JSON-RPC: a banner is skipped, a log is not
 STATES: Final[Mapping[str, str]] = {
     "completed": "TASK_STATE_COMPLETED",
@@ -61,7 +62,7 @@ _UNSAID: Final = "it says that it failed, and not why"
 
 
 class RpcDialogue:
-    """JSON-RPC with one process. A turn, and the time between turns, has at most `max_said_bytes`, counted as JSON."""
+    """JSON-RPC with one process. A turn, like the time between turns, has at most `max_said_bytes`, counted as JSON."""
 
     def __init__(self, max_said_bytes: int, max_line_bytes: int = MAX_LINE_BYTES) -> None:
         self._max_said_bytes = max_said_bytes
@@ -140,7 +141,7 @@ class RpcDialogue:
 
     def _answered(self, response: Response) -> Iterator[Heard]:
         number = response.id
-        if number is None:  # JSON-RPC 2.0, 5: an unreadable request; only the present one can be meant
+        if number is None:  # JSON-RPC 2.0, 5: an unreadable request, which can only be the present one
             number = self._last_id
         if type(number) is not int or not 0 < number <= self._last_id:
             raise DialogueBroken("it answered what it was never asked")

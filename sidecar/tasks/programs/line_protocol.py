@@ -1,6 +1,6 @@
 """The line protocol: writes a turn to a program as one line and finds the end of its answer, `turn_end`.
 
-A program would answer each further line as a prompt of its own, and every later caller would get another's answer.
+A program would answer each further line as a separate prompt, and every later caller would get another caller's answer.
 Other output is discarded: before the first turn (`greets`), after the answer, and between turns.
 """
 
@@ -16,7 +16,8 @@ _LINE_END: Final = b"\n"
 
 
 class LineDialogue:
-    """Of each answer at most `max_said_bytes` are read, or discarded between turns; unless `says`, it is in a file."""
+    """At most `max_said_bytes` of each answer are read, or discarded between turns. Unless `says`, the answer is in a
+    file."""
 
     def __init__(
         self, turn_end: str, newlines: Newlines, *, greets: bool, max_said_bytes: int, says: bool = True
@@ -91,9 +92,10 @@ def is_sayable(text: str, definition: CliAgent) -> bool:
 
 
 def _one_line(text: str, newlines: Newlines) -> str:
-    """Returns a prompt as one line. All of Unicode's line ends count, because other languages know more than `\\n`."""
+    """Returns a prompt as one line. All of Unicode's line ends count, because other languages accept more than
+    `\\n`."""
     if newlines == "json":
-        return json.dumps(text)  # pure ASCII, so none of those line ends
+        return json.dumps(text)  # pure ASCII, so it contains none of those line ends
     lines = text.splitlines()
     if len(lines) < 2:
         return "".join(lines)

@@ -1,4 +1,4 @@
-"""Runs a program once for one prompt, answered by its standard output or a file, and leaves nothing of it behind."""
+"""Runs a program once for one prompt, answered by its standard output or a file, and leaves nothing behind."""
 
 import asyncio
 import logging
@@ -68,7 +68,7 @@ class OneShot:
                     yield event
 
     async def close(self, why: str = CHANGED) -> None:
-        """Does nothing: no process is kept."""
+        """Does nothing: no process is held."""
 
     async def _heard(
         self, attended: SupervisedProcess, order: ProgramOrder, folder: WorkingFolder | None
@@ -78,7 +78,7 @@ class OneShot:
         cleaner, size = self._command.cleaning.cleaner(), 0
         printed = StderrTail(self._command.cleaning.cleaner(plain=True))
         while said := await attended.read():
-            if by_file:  # its answer is in the file: this may be an error message
+            if by_file:  # its answer is in the file: this output may be an error message
                 async with attended.aside():
                     printed.add(said)
                 continue
@@ -106,7 +106,7 @@ class OneShot:
         yield end
 
     async def _end(self, attended: SupervisedProcess, order: ProgramOrder, printed: str) -> AttemptEnd:
-        """Returns its end, once nothing is left; a program that closed its output may run on until its deadline."""
+        """Returns its end once no part of it is left. A program that closed its output may run until its deadline."""
         definition = self._command.definition
         await attended.exits()
         timed_out = attended.timed_out
@@ -119,7 +119,7 @@ class OneShot:
 
 
 async def _removed(folder: WorkingFolder) -> None:
-    """In a thread, because it may take long. No process holds the folder any more."""
+    """Runs in a thread, because it may take long. No process uses the folder any more."""
     await to_its_end(asyncio.to_thread(folder.remove))
 
 

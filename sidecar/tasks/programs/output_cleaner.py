@@ -12,9 +12,9 @@ from typing import Any, Final
 from urllib.parse import quote
 
 REPLACEMENT: Final = "[redacted]"
-MIN_SECRET_CHARS: Final = 4  # a shorter value, such as `1` or `on`, is no secret, and occurs everywhere
+MIN_SECRET_CHARS: Final = 4  # a shorter value, such as `1` or `on`, is not a secret, and occurs everywhere
 
-# An empty group marks a sequence that the end of the text cuts off.
+# An empty group marks a sequence that the end of the text truncates.
 _CONTROL: Final = re.compile(
     r"(?:\x1b\[|\x9b)[\x20-\x3f]*(?:[\x40-\x7e]|(\Z)|)"  # CSI
     r"|(?:\x1b[\]PX^_]|[\x90\x98\x9d-\x9f])[^\x07\x18\x1a\x1b\x9c]*(?:[\x07\x18\x1a\x9c]|\x1b\\|(\Z)|)"  # OSC, DCS …
@@ -29,7 +29,7 @@ class ControlStripper:
     return becomes a line end. An unterminated string (a title, a clipboard) is dropped to its end."""
 
     def __init__(self) -> None:
-        self._held = ""  # how a sequence began that has not ended: never its content
+        self._held = ""  # the beginning of an unfinished sequence, without its content
 
     def feed(self, text: str) -> str:
         text, self._held = self._held + text, ""
@@ -52,7 +52,7 @@ class SecretRedactor:
     def __init__(self, secrets: Collection[str]) -> None:
         self._secrets = tuple(secrets)
         self._held = ""
-        self._covered = 0  # how much of the held text belongs to a secret that began before it
+        self._covered = 0  # how much of the held text belongs to a secret that began earlier
         self._in_secret = False  # whether the last output was a replacement
 
     def feed(self, text: str) -> str:
@@ -122,14 +122,14 @@ class OutputCleaner:
 
 
 class CleaningRules:
-    """How one agent's output is made safe. `secrets` are also found as JSON and URLs encode them."""
+    """The rules for cleaning one agent's output. `secrets` are also found in JSON and URL encoding."""
 
     def __init__(self, *, strip_control: bool = True, secrets: Collection[str] = ()) -> None:
         self._strip_control = strip_control
         self._secrets = tuple(sorted({form for secret in secrets for form in _forms(secret)}))
 
     def cleaner(self, *, plain: bool = False) -> OutputCleaner:
-        """Returns a cleaner for one stream. `plain` removes control sequences whatever the settings say, for logs."""
+        """Returns a cleaner for one stream. `plain` removes control sequences whatever the settings are, for logs."""
         return OutputCleaner(self._strip_control or plain, self._secrets)
 
     def text(self, said: str, *, plain: bool = False) -> str:

@@ -1,7 +1,7 @@
 """Answers A2A operations for a CLI-program agent.
 
 A task is a run, and has its id. A caller that waits for the answer gets the run's events until it ends, or disconnects,
-and the run continues. The owner of a run was checked before (`task_ownership.py`), and is checked here again.
+and the run continues. The owner of a run was checked earlier (`task_ownership.py`), and is checked here again.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ Told = Mapping[str, Any] | None
 """A canonical StreamResponse; None is a heartbeat."""
 DEFAULT_LISTED: Final = 50
 LOOK_EVERY_S: Final = 1.0  # how often a task that waits for its caller is checked for a further turn
-ANSWER_S: Final = 0.5  # a waiting caller gets the task as it is this long before the deadline
+ANSWER_S: Final = 0.5  # a waiting caller gets the current task this long before the deadline
 _END: Final = object()
 _PUSHES: Final = frozenset({operations.PUSH_SET, operations.PUSH_GET, operations.PUSH_LIST, operations.PUSH_DELETE})
 _STREAMED: Final = frozenset({operations.STREAM, operations.RESUBSCRIBE})
@@ -40,7 +40,7 @@ _STREAMED: Final = frozenset({operations.STREAM, operations.RESUBSCRIBE})
 _WORDS: Final[Mapping[Reason, str]] = {
     Reason.TASK_UNKNOWN: "TASK_NOT_FOUND",
     Reason.NOT_CANCELABLE: "TASK_NOT_CANCELABLE",
-    Reason.MALFORMED_CALL: "UNSUPPORTED_OPERATION",  # the task continued meanwhile
+    Reason.MALFORMED_CALL: "UNSUPPORTED_OPERATION",  # the task continued in the meantime
 }
 
 
@@ -129,7 +129,7 @@ class ProgramAgent:
             raise Unsent(no.reason, no.detail, retry_after_s=no.retry_after_s, code=no.code) from no
 
     async def _follow_on(self, run_id: str) -> AsyncGenerator[Told]:
-        """Follows a run as `Executions.follow` does, and through waits for its caller (A2A 1.0, 3.1.6)."""
+        """Follows a run like `Executions.follow`, including waits for its caller (A2A 1.0, 3.1.6)."""
         while True:
             async with aclosing(self.executions.follow(run_id)) as told:
                 async for event in told:
@@ -155,7 +155,7 @@ class ProgramAgent:
             raise
 
     async def _ended(self, run: Execution, deadline_s: float) -> Execution:
-        """Waits until the run ends, waits for its caller, or the deadline; returns it as it is then."""
+        """Waits until the run ends or waits for its caller, or for the deadline. Returns its state then."""
         with suppress(TimeoutError):
             async with asyncio.timeout(max(0.0, deadline_s - ANSWER_S)):
                 async with aclosing(self.executions.follow(run.id)) as told:
@@ -163,7 +163,7 @@ class ProgramAgent:
                         pass
         try:
             return await self.executions.get(run.id) or run
-        except Refusal:  # the store is out: the run continues, and its caller asks again
+        except Refusal:  # the store is unavailable: the run continues, and its caller asks again
             return run
 
     async def _mine(self, caller: Caller, task: str) -> Execution:
@@ -264,7 +264,7 @@ def cli_agent_from(
     name: str, definition: CliAgent, executions: Executions, environ: Mapping[str, str]
 ) -> AgentUpstream:
     """Builds an agent from its definition; starts nothing yet. Raises SettingsError."""
-    executions.make_runner(name, definition)  # fails now rather than when it is in force
+    executions.make_runner(name, definition)  # fails now instead of when it is in force
     account, named, longest_s = UpstreamAccount(name, definition.breaker), definition.all_env(), definition.longest_s
     wire = ProgramAgent(name, definition, executions, named)
     return AgentUpstream(
@@ -324,7 +324,7 @@ def _is_wanted(task: Mapping[str, Any], params: Mapping[str, Any]) -> bool:
 
 
 def _sortable(moment: str) -> tuple[str, str]:
-    """Of a canonical timestamp, whose fraction may be of any length."""
+    """Returns a sortable form of a canonical timestamp, whose fraction may be of any length."""
     whole, _, fraction = moment.removesuffix("Z").partition(".")
     return whole, fraction.rstrip("0")
 

@@ -1,7 +1,7 @@
-"""Reads a prompt and the chosen arguments out of a message.
+"""Reads a prompt and the chosen arguments from a message.
 
-Text, and files that are text, form the prompt, in their order. A data part that is an object with these members sets
-options of the call instead; only what `per_call` allows is accepted (threats X1, X2):
+Text, and files that are text, form the prompt, in order. A data part that is an object with these members sets options
+of the call instead; only what `per_call` allows is accepted (threats X1, X2):
 
     prompt              more text
     parameters          values of options, by name, with or without dashes
@@ -32,7 +32,7 @@ _HALF: Final = re.compile("[\ud800-\udfff]")
 
 
 class _UnsaidError(Exception):
-    """What is wrong with the message, and where (a JSON Pointer); never a value of it."""
+    """The fault of the message and its place (a JSON Pointer), without values."""
 
     def __init__(self, pointer: str, problem: str, reason: str = "INVALID_PARAMS") -> None:
         super().__init__(f"{pointer} {problem}")
@@ -40,7 +40,7 @@ class _UnsaidError(Exception):
 
 
 def prompt_from(message: Mapping[str, Any], definition: CliAgent) -> Prompt | AgentError:
-    """Returns the prompt in a canonical message, or the error that refuses it."""
+    """Returns the prompt in a canonical message, or the error for the refusal."""
     try:
         reading = _Reading(definition)
         for index, part in enumerate(message.get("parts", ())):
@@ -88,7 +88,7 @@ class _Reading:
             return
         others = sorted(data.keys() - _CALL)
         if others and self._definition.patterns.input != "json-rpc":
-            # Fail closed: what its caller may have meant as options must not reach the program as text.
+            # Fail closed: content that its caller may have meant as options must not reach the program as text.
             beside = ", ".join(sorted(_CALL))
             raise _UnsaidError(f"{at}/{_shown(others[0])}", f"is next to one of {beside}, and is none of them")
         if "prompt" in data:

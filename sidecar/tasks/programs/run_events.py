@@ -82,13 +82,14 @@ def after(task: Task, event: Event, now_s: float) -> Told:
 
 
 def stood(task: Task, state: str, text: str, now_s: float, *, timed_out: bool = False) -> Told:
-    """Moves the task to a state, with a sentence of the sidecar's if there is one; `timed_out` adds the seed's code."""
+    """Moves the task to a state, with a sentence of the sidecar's if there is one; `timed_out` adds the original error
+    code."""
     message = _message(task, [{"text": text}], now_s) | (_TIMED_OUT if timed_out else {}) if text else None
     return _in_state(task, state, message, now_s)
 
 
 def anew(task: Task, text: str, now_s: float) -> Told:
-    """Prepares the task for another attempt: the last one's output is dropped, and the next chunk replaces it."""
+    """Prepares the task for another attempt: the last attempt's output is dropped, and the next chunk replaces it."""
     mine = output_of(task)
     kept = [one for one in task.get("artifacts", ()) if one["artifactId"] != mine]
     return stood(_with(task, artifacts=kept), "TASK_STATE_WORKING", text, now_s)
@@ -105,7 +106,7 @@ def is_over(task: Task) -> bool:
 
 
 def answer_alone(task: Task) -> Mapping[str, Any] | None:
-    """Returns the message that a program answered in place of a task, or None for a task."""
+    """Returns the message with which a program answered instead of a task, or None for a task."""
     said: Mapping[str, Any] | None = task["status"].get("message")
     return said if said is not None and "taskId" not in said else None
 
@@ -142,7 +143,8 @@ def _with_artifact(task: Task, given: Mapping[str, Any], *, append: bool, **more
 
 
 def _appended(known: Mapping[str, Any], given: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Appends to an artifact. A text is joined once it is as long as the one before: letters cost few copies."""
+    """Appends to an artifact. Texts are joined once the new one is as long as the previous one, so that single letters
+    cause few copies."""
     parts = list(known.get("parts", ()))
     for part in given.get("parts", ()):
         parts.append(part)
@@ -177,9 +179,9 @@ def _moment(epoch_s: float) -> str:
     return text.removesuffix(".000") + "Z"
 
 
-# A run whose process is gone: its program is gone too, as its warden ends with the sidecar. A run without an attempt
-# waits for its turn at another sidecar; the store knows of an attempt before it begins. What an attempt had done is
-# unknown, so a run that had begun has failed and is not run again. An end that was reached stands.
+# A run whose process ended: its program ended too, because its warden ends with the sidecar. A run without an attempt
+# waits for its turn at another sidecar; the store records an attempt before it begins. The effects of an attempt are
+# unknown, so a run that had begun has failed and does not run again. An end that was reached remains.
 
 _WHEN: Final = {
     RunState.IDLE: "before it could run",
@@ -195,13 +197,13 @@ def has_begun(record: Execution) -> bool:
 
 
 def taken_up(record: Execution, now_s: float) -> Execution:
-    """Returns the run waiting at another process, as its next revision, so that only one process takes it over."""
+    """Returns the run waiting at another process, as its next revision, so that only one process takes it."""
     taken = Transition(RunState.IDLE, now_s, "another process took it up")
     return record._replace(transitions=(*record.transitions[-MAX_TRANSITIONS:], taken), revision=record.revision + 1)
 
 
 def left_behind(record: Execution, why: str, now_s: float, keep_s: float) -> Execution:
-    """Returns the run at its end, by transitions that the state table has, as its next revision."""
+    """Returns the run at its end, by transitions of the state table, as its next revision."""
     if record.state in _WHEN:
         told = f"{why} {_WHEN[record.state]}"
         if record.cancel_requested:

@@ -1,13 +1,13 @@
 """Carries one run from its order to its end.
 
     idle        waits for its turn here, and across replicas if it writes; or is cancelled, or waits too long
-    starting    an attempt begins; the store has recorded this before the first one does, and further ones meanwhile
+    starting    an attempt begins; the store has recorded this before the first one does, and others too
     running     the program's output goes to subscribers, and once a second to the store
     failed      for good, or until the next attempt
-    cleanup     the end is known; what is left of the program is ended
+    cleanup     the end is known; the rest of the program is ended
     idle        nothing is left of it, its slot is free and its end is stored; now subscribers get the end
 
-Subscribers get an end only once the store has it, unless the store is out: an end that was sent stays the end.
+Subscribers get an end only once the store has it, unless the store is unavailable. An end that was sent is final.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from sidecar.tasks.programs.executions import Executions
 
 MAX_OUTPUT_CHARS: Final = 16 * 1024
-OVERTIME_S: Final = 10.0  # an attempt ends itself at its deadline; one that fails to is ended this much later
+OVERTIME_S: Final = 10.0  # an attempt ends at its deadline; if it does not, it is ended this much later
 TOLD_WITHIN_S: Final = 2.0
 UNSURE: Final = "the store did not confirm in time that this process still holds it"
 
@@ -67,7 +67,7 @@ class RunOffer:
 
 @dataclass(slots=True, eq=False)
 class RunLifecycle:
-    """One run. `record` is its present state."""
+    """One run. `record` is its current state."""
 
     means: Executions
     offer: RunOffer
@@ -87,7 +87,8 @@ class RunLifecycle:
         self.saving = RunSaver(self.means.held, self.means.bounds, self._newest, self._asked, self._lost)
 
     async def run(self) -> None:
-        """Runs it to its end. Cancelling this call leaves the record as a crash would; use `give_up` to end the run."""
+        """Runs it to its end. Cancelling this call leaves the record like a crash would; use `give_up` to end the
+        run."""
         saving = asyncio.create_task(self.saving.run(), name=f"keeps run {self.record.id}")
         try:
             if not self.is_ending:
@@ -95,7 +96,7 @@ class RunLifecycle:
                 await asyncio.wait({self._body})
                 if not self._body.cancelled() and (error := self._body.exception()) is not None:
                     log.error("bug", extra={"run": self.record.id}, exc_info=error)
-                if not self.is_ending:  # after a bug, which affects no other run
+                if not self.is_ending:  # after a bug, which affects this run only
                     self._fails(RunState.FAILED, Failure(Category.SYSTEM, "internal error"))
             self.offer.turns.leave(self.place)
             if not self.saving.is_lost:
@@ -112,13 +113,13 @@ class RunLifecycle:
             self.end()
 
     async def shown(self) -> Execution:
-        """Returns the run for callers: with its end only once the store has it, unless the store is out."""
+        """Returns the run for callers: with its end only once the store has it, unless the store is unavailable."""
         if self.is_ending:
             await self._settled()
         return self._newest()
 
     def give_up(self, state: RunState, why: str, category: Category | None = None) -> None:
-        """Ends the run if it has not ended. The first reason holds; with a category it is a failure."""
+        """Ends the run if it has not ended. The first reason is final; with a category it is a failure."""
         if self.is_ending:
             return
         if category is not None:
@@ -140,7 +141,7 @@ class RunLifecycle:
 
     @property
     def is_ending(self) -> bool:
-        """Whether its end is known, or another process has it."""
+        """Whether its end is known or another process has it."""
         return self.record.state is RunState.CLEANUP or self.record.is_done or self.saving.is_lost
 
     async def _to_its_end(self) -> None:
@@ -178,7 +179,7 @@ class RunLifecycle:
         self.give_up(RunState.FAILED, lease.why, Category.SYSTEM)
 
     async def _may_begin(self, attempt: int) -> bool:
-        """Whether an attempt may begin: the store must know of the first, so that no other process takes it over."""
+        """Whether an attempt may begin. The store must record the first one, so that no other process takes the run."""
         if attempt > 1 and self.means.held.is_sure:
             return True
         try:
@@ -190,7 +191,7 @@ class RunLifecycle:
         return not self.saving.is_lost
 
     async def _try(self, attempt: int) -> float | None:
-        """Makes one attempt, until nothing of it is left. Returns the delay before the next, or None."""
+        """Makes one attempt, until no part of it is left. Returns the delay before the next, or None."""
         record, timeout_s = self.record, self.offer.definition.timeout
         self._move(
             RunState.STARTING,
@@ -235,7 +236,7 @@ class RunLifecycle:
         if self.saving.is_lost:
             return None
         if self._lease is not None and self._lease.is_over and not self.is_ending:
-            # The warden may have ended the program; its reaction says nothing of what it did.
+            # The warden may have ended the program, whose reaction then says nothing about the result.
             event = replace(event, failure=Failure(Category.SYSTEM, self._lease.why), timed_out=False, message=())
         if event.timed_out and event.failure is None:
             why = f"it did not end within {self.offer.definition.timeout:g} s"
@@ -244,7 +245,7 @@ class RunLifecycle:
         if failure is None and event.state in _FAILURES:
             words = " ".join(part["text"] for part in event.message if isinstance(part.get("text"), str))
             failure = Failure(Category.AGENT, words or "it says so")
-        if failure is not None:  # it may be the program's text: stored without secrets
+        if failure is not None:  # it may be the program's text, which is stored without secrets
             failure = failure._replace(message=sanitized(failure.message))
         code, number = (None, None) if event.exit is None else event.exit
         self.record = self.record._replace(exit_code=code, signal=number, usage=event.usage)
@@ -272,7 +273,7 @@ class RunLifecycle:
     def _ends(self, state: RunState, why: str, told: Told) -> None:
         task, self._last = told
         self.record = self.record._replace(task=task)
-        if self.record.state is not state:  # one that waited for its next attempt is failed already
+        if self.record.state is not state:  # a run that waited for its next attempt has already failed
             self._move(state, why)
         self._move(RunState.CLEANUP)
         if self.record.status is not None:
@@ -295,7 +296,7 @@ class RunLifecycle:
         self.hearers.tell(events)
 
     def _newest(self) -> Execution:
-        """Returns the run with the stored part of its output, which is costly and so computed on demand."""
+        """Returns the run with the stored part of its output, which is expensive and therefore computed on demand."""
         if output := self._said.text():
             self.record = self.record._replace(output=output)
         return self.record
@@ -305,7 +306,7 @@ class RunLifecycle:
         self.give_up(RunState.CANCELLED, "it was cancelled")
 
     def _lost(self, theirs: Execution | None) -> None:
-        """Hands the run over: another process ended it, and its record replaces this one."""
+        """Another process ended the run, and its record replaces this one."""
         log.warning("another process ended a run of this process, which stops it", extra={"run": self.record.id})
         self._said = KeptEnd(MAX_OUTPUT_CHARS)
         if theirs is not None:
@@ -329,7 +330,7 @@ class RunLifecycle:
         return self.means.held.clock()
 
 
-# What an attempt begins with.
+# The values at the beginning of an attempt.
 _NOTHING_YET: Final[Mapping[str, Any]] = {
     "pid": None, "exit_code": None, "signal": None, "failure": None, "usage": Usage(), "output": "", "output_bytes": 0,
 }  # fmt: skip

@@ -1,4 +1,5 @@
-"""The stored record of one run (the seed's AgentExecution with its ExecutionResult), and the seed's table of states."""
+"""The stored record of one run (AgentExecution and ExecutionResult of the original data models), and its table of
+states."""
 
 from collections.abc import Mapping
 from enum import StrEnum
@@ -7,11 +8,11 @@ from typing import Any, Final, NamedTuple, Self
 from sidecar.storage.record_kind import RecordKind, record_codec
 from sidecar.vocabulary import Caller
 
-MAX_TRANSITIONS: Final = 100  # kept from before a takeover or a further turn
+MAX_TRANSITIONS: Final = 100  # from before a takeover or a further turn
 
 
 class RunState(StrEnum):
-    """The seed's AgentState, with the two ends that its transitions name."""
+    """AgentState of the original data models, with the two ends that its transitions name."""
 
     IDLE = "idle"
     STARTING = "starting"
@@ -23,7 +24,7 @@ class RunState(StrEnum):
     CLEANUP = "cleanup"
 
 
-# The seed's, plus: a run that ends before it ran (cancelled, or its turn did not come in time).
+# The original transitions, plus one for a run that ends before it ran (cancelled, or its turn did not come in time).
 MOVES: Final[Mapping[RunState, frozenset[RunState]]] = {
     RunState.IDLE: frozenset({RunState.STARTING, RunState.CANCELLED, RunState.TIMEOUT, RunState.FAILED}),
     RunState.STARTING: frozenset({RunState.RUNNING, RunState.FAILED, RunState.CANCELLED, RunState.TIMEOUT}),
@@ -39,7 +40,7 @@ MOVES: Final[Mapping[RunState, frozenset[RunState]]] = {
 
 
 class RunStatus(StrEnum):
-    """The seed's ExecutionStatus: how a run ended."""
+    """ExecutionStatus of the original data models: how a run ended."""
 
     SUCCESS = "success"
     FAILURE = "failure"
@@ -56,7 +57,7 @@ ENDS: Final[Mapping[RunState, RunStatus]] = {
 
 
 class Category(StrEnum):
-    """The seed's ErrorCategory: where a failure comes from."""
+    """ErrorCategory of the original data models: the source of a failure."""
 
     TRANSIENT = "transient"  # may succeed the next time
     PERMANENT = "permanent"  # will fail again: no such program, a prompt that cannot be sent
@@ -65,7 +66,8 @@ class Category(StrEnum):
 
 
 class Usage(NamedTuple):
-    """The seed's ResourceUsage: what all processes of a run used. Memory and disk are in bytes."""
+    """ResourceUsage of the original data models: the resources used by all processes of a run. Memory and disk are in
+    bytes."""
 
     cpu_s: float = 0.0
     cpu_percent: float = 0.0
@@ -139,7 +141,7 @@ class Execution(NamedTuple):
 
     @property
     def standing(self) -> str:
-        """Returns the state by which it is counted and filtered: its status, or its state until then."""
+        """Returns the state for counts and filters: its status, or its state until it has one."""
         return self.status if self.is_done and self.status else self.state
 
     @property
@@ -169,8 +171,8 @@ RUNS: Final = RecordKind("a run", record_codec(Execution), key="agent-runs")
 
 
 def standing_of(run: Mapping[str, Any]) -> str:
-    """Returns the result or the state of a run, as operators see it: one that waits for its turn is `waiting`, and one
-    that needs more from its caller `asks`."""
+    """Returns the result or the state of a run, for operators: `waiting` if it waits for its turn, `asks` if it needs
+    more from its caller."""
     if asks(run):
         return "asks"
     if run["status"] is not None:
@@ -179,5 +181,5 @@ def standing_of(run: Mapping[str, Any]) -> str:
 
 
 def asks(run: Mapping[str, Any]) -> bool:
-    """Whether a run, as operators see it, needs more from its caller."""
+    """Whether a run needs more from its caller, in the view of operators."""
     return run["is_over"] and run["task_state"] in ("TASK_STATE_INPUT_REQUIRED", "TASK_STATE_AUTH_REQUIRED")

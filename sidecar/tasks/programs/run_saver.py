@@ -1,8 +1,8 @@
 """Saves a run's record in order and detects writes by others.
 
-Changes of state are written at once, output at most once a second, one write at a time, again while the store is out.
-Another process may set `cancel_requested`, or end a run that it took for orphaned, and then owns it. A store that lost
-its data gets the run again, unless another process may have ended it before.
+Changes of state are written at once, output at most once a second, one write at a time, repeated while the store is
+unavailable. Another process may set `cancel_requested`, or end a run that it considers orphaned, and then owns it. A
+store that lost its data gets the run again, unless another process may have ended it.
 """
 
 import asyncio
@@ -22,7 +22,8 @@ log = logging.getLogger("sidecar.tasks.programs")
 
 
 class RunSaver:
-    """The writes of one run. `asked` cancels it, `lost` gets what replaced it. If `doubted`, others may have it."""
+    """The writes of one run. `asked` cancels it, `lost` receives the record that replaced it. If `doubted`, others may
+    have it."""
 
     def __init__(
         self,
@@ -86,7 +87,7 @@ class RunSaver:
     def look(self, theirs: Execution) -> None:
         if theirs.revision > self.revision and not self._takes(theirs):
             self._changed.set()
-            self._at_once.set()  # the next write finds out
+            self._at_once.set()  # the next write determines it
 
     async def _write(self) -> None:
         may_be_anew = True
@@ -102,14 +103,15 @@ class RunSaver:
                     log.warning("a run that the store lost is stored again", extra={"run": record.id})
                     self.revision = record.revision
                     return
-                if added is AddedRecord.KNOWN:  # a reply was lost: the next look sees it
+                if added is AddedRecord.KNOWN:  # a reply was lost: the next look detects it
                     continue
             if theirs is None or not self._takes(theirs):
                 self.is_lost = True
                 self._lost(theirs)
 
     def _takes(self, theirs: Execution) -> bool:
-        """Whether the stored record is this run's: an earlier write whose reply was lost, or a request to cancel."""
+        """Whether the stored record is this run's, that is, an earlier write whose reply was lost, or a request to
+        cancel."""
         if theirs.transitions[-1] not in self._newest().transitions:
             return False
         self.revision = theirs.revision

@@ -1,4 +1,4 @@
-"""Chooses the runner of an agent, and starts the processes that it speaks with over pipes."""
+"""Chooses the runner of an agent, and starts the processes with which it communicates over pipes."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -34,7 +34,7 @@ def runner_from(
 
 
 def runners(processes: Processes, objection: Objection) -> MakeRunner:
-    """Returns what makes the runners of all agents of a sidecar."""
+    """Returns the factory of runners for all agents of a sidecar."""
     return partial(runner_from, processes=processes, environ=processes.environ, objection=objection, endings=Endings())
 
 

@@ -13,7 +13,7 @@ _KEY_BEGIN: Final = "-----BEGIN "
 _KEY_END: Final = "-----END "
 _MARGIN_CHARS: Final = 8 * 1024  # longer than any key, so that a key cut at the edge is found
 
-# Names that people and programs give to secrets, in any spelling, and how their values follow.
+# Names that people and programs give to secrets, in any spelling, and the syntax of the values that follow.
 _PAIR: Final = re.compile(
     r"(?:pass(?:word|wd|phrase)?|pwd|secret|token|api[ _-]?key|access[ _-]?key|private[ _-]?key|credentials?)"
     r"[\"']?\s{0,8}[:=]\s{0,8}"
@@ -25,7 +25,7 @@ _USERINFO: Final = re.compile(r"://[^\s/@:\"']{0,256}:((?!\[redacted\]@)[^\s/@\"
 
 
 def find_pairs(text: str, start: int, stop: int, spans: list[Span]) -> int:
-    """Finds values that follow a name of a secret, and passwords in URLs."""
+    """Finds values that follow the name of a secret, and passwords in URLs."""
     looked = stop
     for pattern in (_PAIR, _USERINFO):
         for found in pattern.finditer(text, start):
@@ -52,7 +52,7 @@ def sanitized(text: str) -> str:
 
 
 async def all_sanitized(text: str) -> str:
-    """Returns all of the text without secrets, whatever its length, and yields to the event loop in between."""
+    """Returns all of the text without secrets, whatever its length. Yields to the event loop in between."""
     steps = wiped(text, (_WIPING,))
     while True:
         try:
@@ -93,7 +93,7 @@ class SanitizedLines:
 
 
 class KeptEnd:
-    """Keeps the end of an answer for storage as the answer streams."""
+    """Stores the end of an answer as the answer streams."""
 
     def __init__(self, max_chars: int) -> None:
         self._max_chars = max_chars

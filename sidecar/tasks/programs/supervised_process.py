@@ -1,12 +1,12 @@
 """Feeds, reads, measures and ends one running program, for one-shot runs and conversations.
 
-Both output streams are read as long as the answer is, so that the program never blocks on the other; the answer is read
-no faster than it is consumed, so that nothing piles up.
+Both output streams are read as long as the answer is read, so that the program never blocks on the other stream. The
+answer is read no faster than it is consumed, so that nothing accumulates.
 
     process = await SupervisedProcess.start(processes, program, cleaning)     raises StartFailed
     process.tell(b"prompt"); process.tell_no_more()
-    while said := await process.read(): …                            b"" at its end, or when its time is over
-    await process.end()                                              nothing of it is left; `usage` is exact
+    while said := await process.read(): …                            b"" at its end, or when its time has ended
+    await process.end()                                              no part of it is left; `usage` is exact
 """
 
 import asyncio
@@ -31,7 +31,7 @@ _UNUSED: Final = ProcessUsage(0.0, 0, 0, 0)
 
 
 class StderrTail:
-    """Keeps the end of a program's standard error, safe to show: without control sequences and secrets."""
+    """Stores the end of a program's standard error, safe to show: without control sequences and secrets."""
 
     def __init__(self, cleaner: OutputCleaner) -> None:
         self._cleaner, self._text = cleaner, ""
@@ -48,7 +48,7 @@ class StderrTail:
 
 
 class SupervisedProcess:
-    """A program from its start until nothing of it is left. One caller reads at a time."""
+    """A program from its start until no part of it is left. One caller reads at a time."""
 
     def __init__(self, process: Process, cleaning: CleaningRules) -> None:
         self.last_words = StderrTail(cleaning.cleaner(plain=True))
@@ -70,7 +70,7 @@ class SupervisedProcess:
     async def start(
         cls, processes: Processes, program: Program, cleaning: CleaningRules, term: TimeLimit | None = None
     ) -> Self:
-        """Starts a program, bounded by `term`. Raises StartFailed; if cancelled, nothing of it is left."""
+        """Starts a program, bounded by `term`. Raises StartFailed; if cancelled, no part of it is left."""
         until = None if term is None else term.until
         starting = asyncio.ensure_future(processes.start(replace(program, until=until)))
         try:
@@ -86,7 +86,7 @@ class SupervisedProcess:
         return self._process.exit
 
     async def exits(self, within_s: float | None = None) -> Exit | None:
-        """Waits for the program itself to end; None if it did not in time."""
+        """Waits for the program itself to end; None if it does not end in time."""
         await asyncio.wait({self._exited}, timeout=within_s)
         return self.exit
 
@@ -118,7 +118,8 @@ class SupervisedProcess:
         self._process.stdin.close()
 
     async def read(self, *, gather_s: float = GATHER_S) -> bytes:
-        """Reads what comes at once or within `gather_s` after, to 64 KiB; b"" at the end. Cancelling loses nothing."""
+        """Reads the next output and what follows within `gather_s`, up to 64 KiB; b"" at the end. Cancelling loses
+        nothing."""
         loop = asyncio.get_running_loop()
         self._gathered += await self._chunk()
         until = loop.time() + gather_s
@@ -184,7 +185,8 @@ class SupervisedProcess:
 
     @property
     def usage(self) -> Usage:
-        """What it used, or since `measure_anew`: exact and of all descendants once nothing of it is left."""
+        """The resources that it used, or those since `measure_anew`. Exact and including all descendants once no part
+        of it is left."""
         self._look()
         used, before = self._process.used or self._used, self._used_before
         cpu_s = max(used.cpu_s - before.cpu_s, 0.0)
@@ -204,7 +206,7 @@ class SupervisedProcess:
             await asyncio.wait({self._exited}, timeout=MEASURED_EVERY_S)
 
     def _look(self) -> None:
-        """Samples the program and its ended children; the peak is its present memory here."""
+        """Samples the program and its ended children; the peak is its current memory here."""
         if self.exit is not None:
             return
         import psutil  # not before a program runs
@@ -228,7 +230,8 @@ T = TypeVar("T")
 
 
 async def to_its_end(coroutine: Coroutine[Any, Any, T]) -> T:
-    """The coroutine's result; if cancelled, CancelledError once it is done: a slot must not be given away before."""
+    """Returns the coroutine's result. If cancelled, raises CancelledError once it is done, because a slot must not be
+    freed earlier."""
     ending = asyncio.ensure_future(coroutine)
     cancelled: asyncio.CancelledError | None = None
     while not ending.done():

@@ -1,7 +1,7 @@
 """Creates and removes the working folders of runs whose prompt or answer is a file.
 
-Each is 0700, its files 0600, and locked while in use: an unlocked one was left by a sidecar that was killed, and the
-next start removes it. A folder that was just made and is not locked yet may go too; its maker then makes another.
+Each is 0700, its files 0600, and locked while in use: an unlocked folder was left by a killed sidecar, and the next
+start removes it. This may include a folder that was just created and is not locked yet; its creator then makes another.
 """
 
 import fcntl
@@ -18,7 +18,7 @@ PREFIX: Final = "sidecar-run-"
 
 
 class UnreadableFolder(Exception):
-    """A program's file cannot be read; the message says why, and names no path."""
+    """A program's file cannot be read; the message gives the reason, without a path."""
 
 
 class WorkingFolder:
@@ -67,7 +67,8 @@ class WorkingFolder:
                 os.unlink(name, dir_fd=self._fd)
 
     def remove(self) -> None:
-        """Removes the folder and its files. May take long, so don't call it on the event loop. Twice is allowed."""
+        """Removes the folder and its files. May take long, so don't call it on the event loop. Removing twice is
+        allowed."""
         fd, self._fd = self._fd, -1
         remove(self.path)
         if fd >= 0:
@@ -95,7 +96,7 @@ def sweep() -> int:
 
 
 def _held(path: str) -> int:
-    """Opens a folder, locked while open; -1 if another process has it, or it is gone. Raises OSError."""
+    """Opens a folder, locked while open; -1 if another process has it, or it does not exist. Raises OSError."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     except FileNotFoundError:

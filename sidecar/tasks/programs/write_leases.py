@@ -1,13 +1,13 @@
 """Leases that let one run at a time write, across replicas.
 
-The store that replicas share gives a lease in order of arrival (`write_leases.lua`); heartbeats keep it. While it
-is out, no lease is given and nothing begins. A holder that cannot renew stops before another may begin:
+The store that replicas share gives a lease in order of arrival (`write_leases.lua`); heartbeats extend it. While the
+store is unavailable, no lease is given and nothing begins. A holder that cannot renew stops before another may begin:
 
     0 ─── heartbeats ───▶ 1/2 we end it ──▶ 6/10 its warden asks it to end ─▶ 7/10 and kills it ──▶ 1 another may begin
 
 The warden is a process of its own that reads the same clock, so it ends the program even if this process is stopped. If
-both are stopped, the program is killed only when they continue; and a store whose failover loses its last second may
-have lost a lease of that second.
+both are stopped, the program is killed only when they continue. A store whose failover loses the last second may have
+lost a lease of that second.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class WriteLeases:
     clock_mono: Callable[[], float] = time.monotonic
 
     async def greet(self) -> None:
-        """Asks once before anything runs: a store without data answers first that one must wait."""
+        """Asks once before anything runs, because a store without data first answers that the process must wait."""
         await self._ask("greet")
 
     def of(self, agent: str, execution_id: str) -> WriteLease:
@@ -54,7 +54,8 @@ class WriteLeases:
 
 @dataclass(slots=True)
 class WriteLease:
-    """One run's exclusive right to write. `term` bounds its program; `why` is why the lease is over, once it is."""
+    """One run's exclusive right to write. `term` bounds its program; `why` is the reason for its end, once it has
+    ended."""
 
     leases: WriteLeases
     agent: str
@@ -76,7 +77,7 @@ class WriteLease:
         return self.leases.clock_mono() >= self._good_until_mono_s
 
     async def keep(self) -> None:
-        """Renews the lease as long as possible; returns when it is lost, and `why` says why."""
+        """Renews the lease as long as possible; returns when it is lost, with the reason in `why`."""
         clock, pause_s = self.leases.clock_mono, self.leases.lease_s / KEPT_TIMES
         while not self.is_over:
             slept_s = clock()

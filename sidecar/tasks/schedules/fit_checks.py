@@ -31,7 +31,7 @@ def refused_run(key: str, schedule: ScheduleSettings, engine: Engine, at_s: floa
         return None
     try:
         call = sends(key, schedule.agent, schedule.task_type, schedule.input_parameters).call
-    except Refusal:  # its input is no valid message, which another check reports
+    except Refusal:  # its input is not a valid message, which another check reports
         return None
     who = (Principal(acts_as(key, schedule)),)
     answers = (engine.decide(who, question, at_s) for question in call.questions)
@@ -46,7 +46,8 @@ def check_fits(
     engine: Engine,
     now_s: float,
 ) -> None:
-    """Checks an operator's schedule like those in sidecar.yaml, and that a rule allows its next run. Raises Refusal."""
+    """Checks an operator's schedule like those in sidecar.yaml, and checks that a rule allows its next run. Raises
+    Refusal."""
     agents = {name for name, _, _ in settings.offers()}
     faults = schedule_faults({**others, key: schedule}, agents, (*settings.upstreams, *settings.agents))
     if found := next((fault for fault in faults if fault.at[:2] == ("schedules", key)), None):
@@ -64,7 +65,7 @@ def check_fits(
 
 
 def told(finding: Finding) -> str:
-    """Formats a finding as one sentence: where, what, how to mend it, and its code."""
+    """Formats a finding as one sentence: the place, the fault, the remedy, and its code."""
     at = ".".join(str(part) for part in finding.at[2:] if part != "")
     hint = f"; {finding.hint}" if finding.hint else ""
     return f"{at + ': ' if at else ''}{finding.message}{hint} ({finding.code})"

@@ -1,10 +1,11 @@
-"""The stored state of a schedule, its state table, and which due times are owed.
+"""The stored state of a schedule, its state table, and the due times to make up for.
 
-Each method returns the schedule after the change, or the same one if there is nothing to change: the process that held
-it may have died halfway, and another repeats the step.
+Each method returns the schedule after the change, or the same one if there is nothing to change, because another
+process repeats the step if the holder died in the middle of it.
 
-Of all due times since the last settled one, only the latest is made up for, if it is not too long ago. A clock that is
-set back owes nothing twice. If it is set back by more than three hours, the earlier time was wrong, as in cron.
+Of all due times since the last settled one, only the latest is made up for, if it is not too long ago. If the clock is
+set back, no due time is run twice. If it is set back by more than three hours, the earlier time is considered wrong, as
+in cron.
 """
 
 from __future__ import annotations
@@ -19,20 +20,20 @@ from sidecar.settings.schedules import ScheduleSettings
 from sidecar.storage.record_kind import RecordKind, record_codec
 
 OWNER: Final = "schedules"  # one owner for all schedules
-KEPT_S: Final = 30 * 86_400.0  # for a schedule that no settings name any more
+KEPT_S: Final = 30 * 86_400.0  # for a schedule that the settings do not name any more
 SEEN_EVERY_S: Final = 86_400.0
 WRONG_S: Final = 3 * 3600.0  # cron(8): a smaller change is not a correction
 MOST_COUNTED: Final = 1_000
 
 
 class ScheduleState(StrEnum):
-    """The seed's states of a ScheduledTask."""
+    """The states of a ScheduledTask of the original data models."""
 
     CREATED = "created"  # defined, and disabled or not yet seen to be enabled
     ACTIVE = "active"  # waits for its next due time
-    EXECUTING = "executing"  # a run is under way
-    WAITING = "waiting"  # each run under way waits for a person's approval
-    PAUSED = "paused"  # by an operator; runs ordered before may continue
+    EXECUTING = "executing"  # a run is in progress
+    WAITING = "waiting"  # each run in progress waits for a person's approval
+    PAUSED = "paused"  # by an operator; earlier runs may continue
 
 
 MOVES: Final[Mapping[ScheduleState, frozenset[ScheduleState]]] = {
@@ -55,7 +56,7 @@ class DueResult(StrEnum):
     CANCELLED = "cancelled"
     REFUSED = "refused"  # by policy, a limit, the kill switch or a person: nothing was started
     MISSED = "missed"  # no sidecar was running in time, or no person approved it in time
-    SKIPPED = "skipped"  # the previous run was still under way
+    SKIPPED = "skipped"  # the previous run was still in progress
 
 
 class ScheduledRun(NamedTuple):
@@ -76,9 +77,9 @@ class Added(NamedTuple):
 
 class ScheduleStanding(NamedTuple):
     """The state of a schedule. Times are seconds since the epoch; "" and None mean not known yet. `calendar` is the
-    cron schedule seen last. Up to `settled_s` every due time is run, refused or missed, for good. `salt` makes the
-    ids of its tasks unique. `running` are the tasks under way, `last_due_s` is the last settled due time,
-    `last_result` the latest result with its reason. `added` defines a schedule that is not in the settings."""
+    cron schedule seen last. Up to `settled_s` every due time is run, refused or missed, for good. `salt` makes the ids
+    of its tasks unique. `running` are the tasks in progress, `last_due_s` is the last settled due time, `last_result`
+    the latest result with its reason. `added` defines a schedule that is not in the settings."""
 
     id: str
     created_at: float
@@ -121,7 +122,7 @@ class ScheduleStanding(NamedTuple):
 
     def seen(self, calendar: str, *, enabled: bool, now_s: float) -> ScheduleStanding:
         """Applies the current settings. Due times before the settings were seen are not made up for."""
-        if self.is_done:  # it was removed, and is back
+        if self.is_done:  # it was removed and added again
             return self._replace(is_done=False, seen_s=now_s, calendar="").seen(calendar, enabled=enabled, now_s=now_s)
         if now_s - self.seen_s >= SEEN_EVERY_S:
             return self._replace(seen_s=now_s).seen(calendar, enabled=enabled, now_s=now_s)
@@ -168,20 +169,21 @@ class ScheduleStanding(NamedTuple):
         return ended._moved(ScheduleState.ACTIVE) if is_idle else ended
 
     def waits(self, *, waits: bool) -> ScheduleStanding:
-        """Returns the schedule as its runs under way wait for approvals, or go on."""
+        """Returns the schedule with its runs in progress waiting for approvals, or continuing."""
         before, after = ScheduleState.WAITING, ScheduleState.EXECUTING
         if waits:
             before, after = after, before
         return self._moved(after) if self.state is before else self
 
     def defined(self, added: Added) -> ScheduleStanding:
-        """Adds a definition under a free name. The salt of an earlier one stays: no due time is ordered twice."""
+        """Adds a definition under a free name. The salt of an earlier definition remains, so that no due time is
+        ordered twice."""
         fresh = ScheduleStanding(self.id, self.created_at, self.salt, added.at_s, added=added, revision=self.revision)
         calendar = added.schedule.calendar_words
         return fresh.seen(calendar, enabled=added.schedule.enabled, now_s=added.at_s)
 
     def removed(self) -> ScheduleStanding:
-        """Ends a schedule whose definition was removed, or that no settings have named for a long time."""
+        """Ends a schedule whose definition was removed, or that the settings have not named for a long time."""
         return self._replace(is_done=True, added=None)
 
     @property

@@ -1,4 +1,5 @@
-"""Orders runs when they are due, under an id that only that time has, and records it then: a crash loses none."""
+"""Orders runs when they are due, under an id that is unique to the due time, and then records it, so that a crash loses
+none."""
 
 import asyncio
 import logging
@@ -52,7 +53,7 @@ MOST_ADDED: Final = 100
 SHARE: Final = RecordShare(MOST + MOST_ADDED, MOST + MOST_ADDED)
 BOUNDS: Final = RecordBounds(2 * MOST, 2 * MOST)  # schedules that no settings name any more are kept for a while
 BY_CLOCK, BY_HAND = "schedule", "operator"
-# Refusals that may pass in a moment, and don't settle a due time.
+# Refusals that may pass in a moment, and do not settle a due time.
 PASSING: Final = {
     Reason.DRAINING,
     Reason.OVERLOADED,
@@ -82,11 +83,11 @@ class Conflict(Exception):
 
 
 class _Changed(Exception):
-    """An added schedule changed meanwhile: another replica removed it, or added it again."""
+    """An added schedule changed in the meantime: another replica removed it, or added it again."""
 
 
 class ShownSchedule(NamedTuple):
-    """A schedule as operators see it, and when it is due next. Unless `is_read`, its state was unreadable."""
+    """A schedule in the view of operators, and when it is due next. Unless `is_read`, its state was unreadable."""
 
     key: str
     schedule: ScheduleSettings
@@ -131,7 +132,7 @@ class NamedSchedule(NamedTuple):
 
     @property
     def defined(self) -> Mapping[str, object]:
-        """Returns what audit records hold of it: not its input, which not every reader may see."""
+        """Returns its content for audit records, without its input, which not every reader may see."""
         about = self.schedule
         return {
             "agent": about.agent,
@@ -153,7 +154,7 @@ class _Rest(NamedTuple):
 
 @dataclass(slots=True)
 class Scheduler:
-    """Runs a deployment's schedules, as far as this process holds them as `holder`."""
+    """Runs a deployment's schedules, those that this process holds as `holder`."""
 
     live: Live
     store: RecordStore[ScheduleStanding]
@@ -255,11 +256,11 @@ class Scheduler:
                     await self._part_with(schedule_id)
                 else:
                     await self._keep_up(one, anew=anew)
-        except _Changed:  # the next look sees the change
+        except _Changed:  # the next look finds the change
             self.holds.discard(schedule_id)
 
     async def _part_with(self, schedule_id: str) -> None:
-        """Deletes a schedule that this process's settings have not named for long; another replica's may."""
+        """Deletes a schedule that this process's settings have not named for long. Another replica's may name it."""
         standing = self._known.get(schedule_id)
         if standing is not None and self._now_s >= standing.expires_at:
             gone = standing.removed()
@@ -267,7 +268,7 @@ class Scheduler:
             self.holds.discard(schedule_id)
 
     async def _keep_up(self, one: NamedSchedule, *, anew: bool) -> None:
-        if (standing := self._known.get(one.id)) is None:  # it cannot be read any more
+        if (standing := self._known.get(one.id)) is None:  # it is not readable any more
             return
         if self._seen(one)(standing) is not standing:
             standing, _ = await self._change(one, self._seen(one))
@@ -284,7 +285,8 @@ class Scheduler:
         return (next_s is not None and next_s <= self._now_s) or was_wrong(standing.settled_s, self._now_s)
 
     async def _settle_up(self, one: NamedSchedule) -> None:
-        """Settles what is due by the stored state: another process may have settled it, or an operator paused it."""
+        """Settles the due times by the stored state: another process may have settled them, or an operator paused the
+        schedule."""
         standing, _ = await self._change(one, self._seen(one))
         standing = await self._follow(one, standing)
         now_s, schedule = self._now_s, one.schedule
@@ -309,7 +311,7 @@ class Scheduler:
         if self._now_s < rest.until_s <= self._now_s + LONGEST_REST_S:
             return
         try:
-            record = await self.orders.runner.means.store.get(task)  # if there is one, its process died, or was slow
+            record = await self.orders.runner.means.store.get(task)  # if there is one, its process died or was slow
             record = record or await self._place(one, task, BY_CLOCK)
         except Refusal as refusal:
             if refusal.reason not in PASSING:
@@ -335,7 +337,7 @@ class Scheduler:
             self._count(one, DueResult.MISSED, owes.missed)
 
     async def _follow(self, one: NamedSchedule, standing: ScheduleStanding) -> ScheduleStanding:
-        """Settles runs that have ended, and finds whether those under way wait for approvals."""
+        """Settles runs that have ended, and determines whether runs in progress wait for approvals."""
         waits = True
         for run in standing.running:
             record = await self.orders.runner.means.store.get(run.task)
@@ -384,7 +386,7 @@ class Scheduler:
         shown = []
         await self._read()
         for one in self._named.values():
-            with suppress(_Changed):  # removed meanwhile
+            with suppress(_Changed):  # removed in the meantime
                 try:
                     standing, _ = await self._change(one, _as_it_is)
                     shown.append(self._shown(one, standing))
@@ -421,7 +423,8 @@ class Scheduler:
             return ShownSchedule(key, one.schedule, standing, None, added=one.added)
 
     async def run_now(self, key: str, by: str) -> Task:
-        """Orders a run now; due times don't change. Raises Refusal: TOO_MANY_CONCURRENT if the previous run goes on."""
+        """Orders a run now; due times do not change. Raises Refusal: TOO_MANY_CONCURRENT if the previous run has not
+        ended."""
         with _answered():
             one = await self._of(key)
             if not one.schedule.enabled:
@@ -437,7 +440,7 @@ class Scheduler:
             return record
 
     async def pause(self, key: str, by: str) -> ShownSchedule:
-        """Stops further orders of the schedule, at every replica; runs under way continue. Raises Refusal."""
+        """Stops further orders of the schedule, at every replica; runs in progress continue. Raises Refusal."""
         return await self._ordered(key, "schedule-pause", by, lambda was: was.paused(by, self._now_s))
 
     async def resume(self, key: str, by: str) -> ShownSchedule:
@@ -471,7 +474,7 @@ class Scheduler:
                     case AddedRecord.KEPT:
                         return self._remember(fresh)
                 continue
-            if was.added == added:  # the reply to our own write was lost
+            if was.added == added:  # the reply to this process's own write was lost
                 return self._remember(was)
             if was.added is not None:
                 raise Conflict(f"another replica has just added a schedule {one.key}")
@@ -509,7 +512,7 @@ class Scheduler:
         raise RecordStoreOut("it is changed by others all the time")
 
     async def _put(self, was: ScheduleStanding, then: ScheduleStanding) -> bool:
-        """Replaces the previous state with the new one; returns False if the stored state is another."""
+        """Replaces the previous state with the new one; returns False if the stored state has changed."""
         then = then._replace(revision=was.revision + 1)
         if was.is_done and not then.is_done:
             put = await self.store.reopen(then, self.holder, self.held.until_s)
@@ -524,7 +527,7 @@ class Scheduler:
         return standing
 
     def _seen(self, one: NamedSchedule) -> Verb:
-        """Returns the change that applies this process's settings; replicas' may differ for a while."""
+        """Returns the change that applies this process's settings; those of replicas may differ for a while."""
         calendar, enabled = one.schedule.calendar_words, one.schedule.enabled
         return partial(ScheduleStanding.seen, calendar=calendar, enabled=enabled, now_s=self._now_s)
 
@@ -533,7 +536,8 @@ class Scheduler:
             self.metrics.schedule_ran(one.key, result, count)
 
     async def _of(self, key: str) -> NamedSchedule:
-        """Returns the schedule of this name. Raises Refusal, and RecordStoreOut if the store is needed and out."""
+        """Returns the schedule of this name. Raises Refusal, and RecordStoreOut if the store is needed and
+        unavailable."""
         schedule = self.live.current.settings.schedules.get(key)
         if schedule is not None:
             return NamedSchedule(key, schedule)
@@ -607,7 +611,7 @@ def _as_it_is(standing: ScheduleStanding) -> ScheduleStanding:
 
 @contextmanager
 def _answered() -> Iterator[None]:
-    """Turns what an operator's order may meet into the Refusal that the operator gets."""
+    """Converts an error of an operator's order into the Refusal that the operator receives."""
     try:
         yield
     except _Changed:

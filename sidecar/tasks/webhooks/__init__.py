@@ -1,4 +1,4 @@
-"""Delivers webhooks: completion callbacks, push notifications, and news of requests for approval.
+"""Delivers webhooks: completion callbacks, push notifications, and notifications of requests for approval.
 
 approval_notices.py   tells people of requests for approval
 delivery_order.py     which delivery is sent next

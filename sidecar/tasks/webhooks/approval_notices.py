@@ -1,7 +1,7 @@
-"""Tells the receivers of `approvals.notify` that an approval is asked for, given, refused, withdrawn, or expired.
+"""Notifies the receivers of `approvals.notify` that an approval is requested, given, refused, withdrawn, or expired.
 
-A delivery never has the arguments of the call. Its id is the same wherever and however often the news is queued, so
-that a receiver knows what it has seen.
+A delivery never contains the arguments of the call. Its id is the same wherever and however often the notification is
+queued, so that a receiver recognizes duplicates.
 """
 
 import hashlib
@@ -43,8 +43,8 @@ class ApprovalNotices:
     clock: Callable[[], float]
 
     async def queue(self, record: ApprovalRecord) -> None:
-        """Queues the news of a record's unrecorded event for each receiver. What cannot be queued is logged: the call
-        waits all the same, and approvers see it in lists."""
+        """Queues the notification of a record's unrecorded event for each receiver. If this fails, it is logged: the
+        call still waits, and approvers see it in lists."""
         settings = self.now()
         page = None if settings.approval_page is None else f"{settings.approval_page}{record.name}"
         for receiver in settings.approvals.notify:
@@ -85,7 +85,7 @@ def check_receivers(settings: Settings, document: Document) -> None:
 
 
 def document_of(record: ApprovalRecord, page: str | None, now_s: float) -> dict[str, Any]:
-    """The news in our own form: `type`, `timestamp` and `data`, as Standard Webhooks advises."""
+    """The notification in the sidecar's own form: `type`, `timestamp` and `data`, as Standard Webhooks recommends."""
     event = record.unrecorded
     at_s = record.created_at if event == ASKED else now_s if event in _UNANSWERED else record.given[-1].at_s
     return {
@@ -114,7 +114,7 @@ def document_of(record: ApprovalRecord, page: str | None, now_s: float) -> dict[
 
 
 def message_of(record: ApprovalRecord, page: str | None) -> str:
-    """The news as a message in Slack's mark-up. All text of others is escaped."""
+    """The notification as a message in Slack's mark-up. All text from others is escaped."""
     chain = " → ".join(principal.name for principal in record.caller.chain)
     action = record.questions[0].action
     call = f"{_code(chain)} calls {_code(record.object_name)} ({_code(action)})"

@@ -1,7 +1,7 @@
-"""Orders deliveries so that one slow receiver delays only its own; takes the time as an argument, and never waits.
+"""Orders deliveries so that one slow receiver delays only its own. It takes the time as an argument, and never waits.
 
 Chains take turns, each with a share of the concurrent deliveries and one delivery at a time per URL. A receiver (host
-and port) gets a few at a time and a bounded number per minute over all chains: it may not have asked for any.
+and port) gets a few at a time and a bounded number per minute over all chains, because it may not have requested any.
 """
 
 from collections import Counter, OrderedDict, deque
@@ -31,7 +31,7 @@ class _QueuedDelivery:
 
 @dataclass(slots=True)
 class DeliveryOrder:
-    """All deliveries that are not at their end. `sending` counts those under way."""
+    """All deliveries that have not ended. `sending` counts those in progress."""
 
     sending: int = 0
     _entries: dict[str, _QueuedDelivery] = field(default_factory=dict)
@@ -56,7 +56,7 @@ class DeliveryOrder:
             heappush(self._later, (waiting.due_at, next(self._order), waiting.id))
 
     def take(self, now_s: float, per_minute: int) -> PendingDelivery | None:
-        """Returns the next delivery, which is under way from then on; None if nothing can be sent now."""
+        """Returns the next delivery, which is in progress from then on; None if nothing can be sent now."""
         self._come_due(now_s)
         self._wake_at = None
         if self.sending >= PLACES:
@@ -76,7 +76,7 @@ class DeliveryOrder:
         return min(times, default=None)
 
     def move(self, id_: str, happening: Happening, due_at: float = 0.0) -> DeliveryState:
-        """Applies an event; a delivery that waits again is due at `due_at`."""
+        """Applies an event; a delivery that must wait again is due at `due_at`."""
         entry = self._entries[id_]
         was, entry.state = entry.state, MOVES[entry.state, happening]
         if was is DeliveryState.SENDING:

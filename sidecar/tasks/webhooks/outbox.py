@@ -32,8 +32,8 @@ from sidecar.tasks.worker import STORE_REST_S, Worker, backoff_s, no_sweep
 from sidecar.vocabulary import Witness
 
 LOOK_AGAIN_S: Final = 30.0  # for deliveries left by another process, and for changes to the clock
-BOUNDS: Final = DeliveryBounds(per_owner=1_000, total=10_000, total_bytes=256 * 2**20)  # of deliveries that wait
-PER_TARGET_PER_MINUTE: Final = 600  # attempts at one host and port, those of all callers together
+BOUNDS: Final = DeliveryBounds(per_owner=1_000, total=10_000, total_bytes=256 * 2**20)  # of waiting deliveries
+PER_TARGET_PER_MINUTE: Final = 600  # attempts at one host and port, for all callers together
 MAX_BODY_BYTES: Final = 2**20
 MAX_ATTEMPTS: Final = 12
 MAX_AGE_S: Final = 86_400.0
@@ -58,12 +58,12 @@ log = logging.getLogger("sidecar.tasks.webhooks")
 
 
 class _Held(Exception):
-    """The delivery is withheld, which cannot be recorded now."""
+    """The delivery is withheld, but this cannot be recorded now."""
 
 
 @dataclass(slots=True)
 class Outbox:
-    """Sends deliveries. `key` may create the key on first use; `chance` gives numbers from 0 to 1."""
+    """Sends deliveries. `key` may create the key on first use; `chance` returns numbers from 0 to 1."""
 
     store: DeliveryStore
     post: Post
@@ -92,8 +92,8 @@ class Outbox:
     async def put(
         self, kind: Kind, ref: str, behalf: OnBehalfOf, url: str, headers: Headers, body: bytes, id_: str = ""
     ) -> str:
-        """Queues a delivery; returns its id, which is new unless `id_` is given: what is queued twice under one id is
-        one delivery. Raises Refusal: TOO_LARGE, TOO_MANY_CONCURRENT, STORE_UNAVAILABLE."""
+        """Queues a delivery; returns its id, which is new unless `id_` is given. Queuing twice under one id gives one
+        delivery. Raises Refusal: TOO_LARGE, TOO_MANY_CONCURRENT, STORE_UNAVAILABLE."""
         now_s = self.clock()
         if len(body) > MAX_BODY_BYTES:
             raise Refusal(Reason.TOO_LARGE, "the callback is too large")
@@ -105,7 +105,7 @@ class Outbox:
         return callback.id
 
     async def drop(self, kind: Kind, ref: str) -> None:
-        """Drops all deliveries with this ref, though an attempt may be under way. Raises Refusal(STORE_UNAVAILABLE)."""
+        """Drops all deliveries with this ref, except for an attempt in progress. Raises Refusal(STORE_UNAVAILABLE)."""
         dropped = [waiting.id for waiting in self._order.about(kind, ref)]
         for id_ in dropped:
             self._order.move(id_, Happening.DROPPED)
@@ -122,7 +122,8 @@ class Outbox:
         self._worker.wake()
 
     async def run(self) -> None:
-        """Sends what is due, until cancelled. Attempts under way then are repeated after the next start."""
+        """Sends due deliveries until cancelled. Attempts that are then in progress are repeated after the next
+        start."""
         try:
             await self._worker.run()
         finally:
@@ -163,7 +164,7 @@ class Outbox:
         started_s = self.clock()
         try:
             happening, why, rest_s = await self._sent(waiting)
-        except BaseException as error:  # if it was cancelled, it may have arrived; the receiver knows it by its id
+        except BaseException as error:  # if it was cancelled, it may have arrived; the receiver recognizes it by its id
             if waiting.id in self._order:
                 self._order.move(waiting.id, Happening.POSTPONED, self.clock() + STORE_REST_S)
             if not isinstance(error, RecordStoreOut | _Held):  # the next look reports an outage
@@ -172,7 +173,7 @@ class Outbox:
             await self._settle(waiting, happening, why, rest_s, self.clock() - started_s)
 
     async def _sent(self, waiting: PendingDelivery) -> tuple[Happening, str, float | None]:
-        """Sends it; returns the event, the reason, and the delay that the receiver asks for."""
+        """Sends it; returns the event, the reason, and the delay that the receiver requests."""
         now_s = self.clock()
         failed = Happening.EXHAUSTED if waiting.attempts + 1 >= MAX_ATTEMPTS else Happening.FAILED
         if now_s - waiting.created_at > MAX_AGE_S:
@@ -214,7 +215,7 @@ class Outbox:
     async def _settle(
         self, waiting: PendingDelivery, happening: Happening, why: str, rest_s: float | None, duration_s: float
     ) -> None:
-        if waiting.id not in self._order:  # dropped meanwhile
+        if waiting.id not in self._order:  # dropped in the meantime
             return
         pause_s = backoff_s(FIRST_RETRY_S, MAX_RETRY_S, waiting.attempts + 1, SPREAD, self.chance())
         due_at = self.clock() + max(pause_s, rest_s or 0.0)
