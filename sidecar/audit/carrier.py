@@ -1,13 +1,13 @@
-"""Writes records to places that cannot take them back, such as pipes, streams and networks.
+"""Writes records to sinks that cannot remove them, such as pipes, streams and networks.
 
-`ChainedCarrier` gives records their place in the chain; a `Carrier` delivers the lines. The results of a delivery:
+`ChainedCarrier` gives records their position in the chain; a `Carrier` delivers the lines. The results of a delivery:
 
     it returns               the lines are delivered
-    OSError                  they are not; the next records take their place
+OSError                  they are not delivered; the next records take their position
     UnsureError, again       they may be; they are carried again before any others, and arrive once
     UnsureError, not again   they may be, and repeating could duplicate them: if they are missing, the chain shows it
 
-A carrier retries until it is told to give up; the writer refuses waiting callers at its deadline (`writer.py`).
+A carrier retries until `give_up` is called; the writer refuses waiting callers at its deadline (`writer.py`).
 """
 
 import errno
@@ -21,7 +21,7 @@ from sidecar.audit.log_blocks import RecentLines
 
 PAUSES_S: Final = (0.05, 0.1, 0.2, 0.5)
 LONGEST_PAUSE_S: Final = 1.0
-UNSEEN_S: Final = 60.0  # after which lines that nobody looks at are no longer kept
+UNSEEN_S: Final = 60.0  # after this, lines that no viewer reads are not stored any more
 
 
 class AppendLines(NamedTuple):
@@ -65,7 +65,7 @@ class ChainedCarrier:
         self._seen_mono_s = 0.0
 
     def recent(self) -> RecentLines:
-        """The newest lines that were delivered, kept from the first time on that they are asked for."""
+        """The newest delivered lines, stored from the first request on."""
         self._seen_mono_s = monotonic()
         if self._recent is None:
             self._recent = RecentLines()
@@ -97,7 +97,7 @@ class ChainedCarrier:
         try:
             self._carrier.carry(self._begun)
         except OSError as error:
-            # The caller's records are certainly not written: their append did not start.
+            # The caller's records were certainly not written, because their append did not start.
             raise OSError(errno.EBUSY, "what came before is not there yet") from error
         self.end, self._begun = self._begun.after, None
 

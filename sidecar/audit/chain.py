@@ -10,8 +10,8 @@ Each line ends with its own seal and contains the seal of the line before it:
 A line can be checked without a key: `sed 's/,"hash":"[0-9a-f]*"}$//' | tr -d '\\n' | sha256sum`.
 
 The anchor proves the end of the chain: `<file>.head`, one line of fixed length under a MAC, is rewritten before each
-append with the current and the intended end, and with the reached end when no append follows. So lines cannot be cut
-off or added unnoticed, and the remains of a killed append differ from tampering.
+append with the current and the intended end, and with the reached end when no append follows. So lines cannot be
+removed from the end or added unnoticed, and the remains of a killed append are distinguishable from tampering.
 """
 
 import errno
@@ -62,7 +62,7 @@ _new = tuple.__new__  # of a named tuple, whose constructor takes twice as long
 
 @dataclass(frozen=True, slots=True)
 class ChainHead:
-    """The content of an anchor: the chain's end, and its end after the append under way, if there is one."""
+    """The content of an anchor: the chain's end, and its end after the append in progress, if there is one."""
 
     end: ChainEnd
     next: ChainEnd
@@ -78,11 +78,11 @@ class ChainHead:
 
 
 class UnfitHead(OSError):
-    """The records can never be appended as they are. Of several, some may be fit."""
+    """The records can never be appended in this form. Of several, some may fit."""
 
 
 class Unsealed:
-    """A record without its place in the chain: its text up to the sequence, and its members behind it."""
+    """A record without its position in the chain: its text up to the sequence, and the members after it."""
 
     def __init__(self, start: str, rest: str) -> None:
         self.start, self.rest = start, rest
@@ -93,17 +93,17 @@ Append = Callable[[Sequence[Unsealed]], int]
 
 
 def seal(records: Sequence[Unsealed], end: ChainEnd) -> tuple[list[bytes], ChainEnd]:
-    """The lines, with their newlines, of as many records as fit into one append that follows `end`, and the end after
-    them. Raises UnfitHead if the first does not fit."""
+    """The lines, with their newlines, of as many records as fit into one append after `end`, and the end after them.
+    Raises UnfitHead if the first does not fit."""
     lines: list[bytes] = []
     size, (seq, digest) = 0, end
     for record in records:
         body = f'{record.start}{seq + 1},{record.rest},"prev_hash":"{digest}"'
         size += len(body) + _END_BYTES
         if size > MAX_LINE_BYTES and (len(body) + _END_BYTES > MAX_LINE_BYTES or size > MAX_APPEND_BYTES):
-            if not lines:  # readers could not check so long a line; records are bounded, so this is an internal error
+            if not lines:  # readers could not check such a long line; records are bounded, so this is an internal error
                 raise UnfitHead(errno.EINVAL, "the record is too long")
-            break  # those before it are fit
+            break  # the previous ones fit
         seq, digest = seq + 1, sha256(body.encode("ascii")).hexdigest()
         lines.append(f'{body},"hash":"{digest}"}}\n'.encode("ascii"))
     return lines, _new(ChainEnd, (seq, digest))
@@ -135,7 +135,7 @@ def json_object(raw: bytes) -> Mapping[str, Any]:
 
 
 AnchoredEnd = tuple[str, str]
-"""An end as anchors hold it: its text, and its part of the message under the MAC."""
+"""An end in the form of anchors: its text, and its part of the message under the MAC."""
 
 
 def anchored(end: ChainEnd) -> AnchoredEnd:
@@ -166,7 +166,7 @@ def parse_head(raw: bytes) -> ChainHead | None:
 
 
 def ascii_json(record: Mapping[str, Any]) -> bytes:
-    """One line of JSON in ASCII without control characters, which is safe for terminals and readers (threats O1)."""
+    """One line of JSON in ASCII without control characters, safe for terminals and readers (threats O1)."""
     line = orjson.dumps(record)
     return line if line.isascii() and b"\x7f" not in line else _NOT_PLAIN.sub(_escape, line.decode()).encode()
 

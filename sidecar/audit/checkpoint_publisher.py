@@ -1,6 +1,7 @@
-"""Publishes the newest checkpoint of the log to other places.
+"""Publishes the newest checkpoint of the log to other systems.
 
-It covers all earlier ones, so a place that was down gets a newer one later: nothing is queued, and no record waits.
+It covers all earlier ones, so a system that was unavailable gets a newer one later: nothing is queued, and no record
+waits.
 """
 
 import asyncio
@@ -16,11 +17,11 @@ from sidecar.storage.redis_script import Run, script_text
 EVERY_S: Final = 1.0
 DEADLINE_S: Final = 2.0
 KEPT: Final = 10_000  # in the store, about 3 MB
-KEY: Final = "audit:checkpoints:"  # after our key prefix and before the key id: each signer has its own list
+KEY: Final = "audit:checkpoints:"  # after the sidecar's key prefix and before the key id: each signer has its own list
 READ_BACK: Final = 200  # of the newest; an attacker who can flood the list can also delete it
 
 Place = Callable[[Checkpoint], Awaitable[object]]
-"""Publishes a checkpoint to one place. Raises OSError."""
+"""Publishes a checkpoint to one system. Raises OSError."""
 log = logging.getLogger("sidecar.audit")
 
 
@@ -31,7 +32,7 @@ class CheckpointPublisher:
         self._failing: set[str] = set()
 
     async def tell(self, newest: Checkpoint | None, *, but: Collection[str] = ()) -> None:
-        """Publishes to every place except those in `but`, concurrently, within DEADLINE_S."""
+        """Publishes to every system except those in `but`, concurrently, within DEADLINE_S."""
         if newest is not None:
             late = [name for name in self._places if name not in but and self._told.get(name) != newest]
             await asyncio.gather(*(self._tell(name, newest) for name in late))

@@ -5,7 +5,7 @@ A checkpoint states where the chain ended. It is signed with Ed25519:
     frame("sidecar/checkpoint/1") frame(seq, decimal) frame(hash) frame(time) frame(kid)        frames as in `digest`
 
 It is a control record directly after the record that it covers, and can also be published where the host's owner has no
-control: a log that was truncated or rewritten contradicts it. The key signs nothing else and is published as
+control: a truncated or rewritten log contradicts it. The key signs nothing else and is published as
 `"use":"audit-checkpoint"` (RFC 7517 4.2).
 """
 
@@ -81,7 +81,7 @@ def attest(key: SigningKey, end: ChainEnd, time: str) -> Checkpoint:
 
 
 def checkpoint_in(control: object) -> Checkpoint | None:
-    """The checkpoint in a control record; None if it has none."""
+    """Returns the checkpoint in a control record; None if it has none."""
     if not isinstance(control, Mapping) or control.get("what") != CHECKPOINT:
         return None
     return _checkpoint_from(control)
@@ -115,7 +115,8 @@ def public_keys_of(key: SigningKey) -> Keys:
 
 
 def read_public_keys(path: Path) -> Keys:
-    """The Ed25519 keys for checkpoints in a PEM file, or in a JWKS as we serve it. Raises OSError, ValueError."""
+    """The Ed25519 keys for checkpoints in a PEM file, or in a JWKS in the sidecar's form. Raises OSError,
+    ValueError."""
     raw = path.read_bytes()[:MAX_KEYS_BYTES]
     if raw.lstrip().startswith(b"{"):
         listed = json_object(raw).get("keys")

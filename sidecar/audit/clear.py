@@ -1,7 +1,7 @@
 """Records chosen arguments in clear, so that a changed condition can be evaluated on them later.
 
-Only arguments that `audit.clear_arguments` names are recorded, and only plain, short values in which nothing looks like
-a credential; otherwise the record says why a value is missing.
+Only arguments that `audit.clear_arguments` names are recorded, and only plain, short values without anything that looks
+like a credential; otherwise the record gives the reason why a value is missing.
 """
 
 from collections.abc import Mapping, Sequence

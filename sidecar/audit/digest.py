@@ -1,6 +1,7 @@
 """Computes keyed hashes of arguments.
 
-Digests are keyed (threats O4): a plain SHA-256 of `{"confirm": true}` can be guessed at once. Each is HMAC-SHA-256 over
+Digests are keyed (threats O4), because a plain SHA-256 of `{"confirm": true}` can be guessed at once. Each is
+HMAC-SHA-256 over
 
     frame(purpose) frame(part) ... frame(last part)        frame(x) = length of x in 4 bytes, big-endian, then x
 
@@ -26,7 +27,7 @@ ARGS, FACT, HEAD, NAME = b"sidecar/args/1", b"sidecar/fact/1", b"sidecar/head/1"
 HASHED_NAME = "~hmac:"  # prefix of a hashed name; never valid in a tool, prompt, URI or server name
 BLOCK_BYTES = 64  # of SHA-256
 KEY_ID_CHARS = 16
-REMEMBERED, REMEMBERED_CHARS = 1024, 128  # of short inputs, actions and objects
+REMEMBERED, REMEMBERED_CHARS = 1024, 128  # of short inputs, actions and objects, which are cached
 FACT_HASH_CHARS = 32  # threats O4: at least 128 bits
 
 
@@ -35,7 +36,7 @@ Mac = Callable[[bytes], str]  # takes the framed rest of a message, returns the 
 
 @dataclass(frozen=True, slots=True)
 class AuditKey:
-    """The secret behind the keyed digests of one data folder. `id` is in each record and reveals nothing about it.
+    """The secret behind the keyed digests of one data folder. `id` is in each record and discloses nothing about it.
     `begin` takes the framed start of a message, purpose first; `anchor` is begun for anchors."""
 
     id: str
@@ -61,7 +62,7 @@ class Digests:
     def __init__(self, key: AuditKey, namespace: str) -> None:
         own = frame(_utf8(namespace))
         self.known_facts: dict[object, str] = {}
-        """The texts of `int` and `str` that conditions read, which are often the same from call to call."""
+        """The texts of `int` and `str` that conditions read, which are often the same in many calls."""
         self._begin, self._args = key.begin, frame(ARGS) + own
         self._begun: dict[tuple[str, str], Mac] = {}  # by action and object
         self._fact, self._name = (key.begin(frame(purpose) + own) for purpose in (FACT, NAME))
@@ -74,7 +75,7 @@ class Digests:
         except NotCanonicalError:
             told = "the arguments are not JSON that every reader reads alike"
             raise Refusal(Reason.MALFORMED_CALL, told) from None
-        return mac(len(form).to_bytes(4, "big") + form)  # as `frame`
+        return mac(len(form).to_bytes(4, "big") + form)  # see `frame`
 
     def _begin_args(self, action: str, object_: str) -> Mac:
         if len(self._begun) >= REMEMBERED:
@@ -85,14 +86,15 @@ class Digests:
         return mac
 
     def fact_hash(self, value: object) -> str | None:
-        """The digest of a condition's input, which does not reveal it; None if that is not JSON: a time, a CEL type."""
+        """The digest of a condition's input, which does not disclose it; None if it is not JSON, such as a time or a
+        CEL type."""
         try:
             return self._fact(frame(canonical_json(value)))[:FACT_HASH_CHARS]
         except NotCanonicalError:
             return None
 
     def fact_text(self, value: object) -> str:
-        """The digest as JSON, which is kept in `known_facts`."""
+        """The digest as JSON, which is cached in `known_facts`."""
         digest, kind = self.fact_hash(value), type(value)
         told = f'"{digest}"' if digest else "null"
         if kind is int or (kind is str and len(value) <= REMEMBERED_CHARS):  # type: ignore[arg-type]
@@ -112,7 +114,7 @@ def namespace_of(principal_id: str) -> str:
 
 
 def frame(part: bytes) -> bytes:
-    """Prefix a part of a message with its length, so that different lists of parts differ."""
+    """Prefixes a part of a message with its length, so that different lists of parts differ."""
     return len(part).to_bytes(4, "big") + part
 
 
@@ -127,13 +129,13 @@ def load_or_make_key(path: Path, *, entropy: Callable[[int], bytes] = os.urandom
 
 
 def load_key(path: Path, *, ours: bool = False) -> AuditKey:
-    """Loads the key from `path`. With `ours` it must not be guessable; older, weak keys may still verify. Raises
+    """Loads the key from `path`. With `ours` it must not be guessable; older weak keys may still verify. Raises
     SettingsError if others may read the file or it is not a key, OSError if it is missing."""
     return AuditKey.from_secret(read_hex_key(path, "the audit key", "A101", strong=ours))
 
 
 def _hmac_sha256(secret: bytes) -> Callable[[bytes], Mac]:
-    """RFC 2104 in steps, so that constant parts are hashed once; `hmac.digest` takes three times as long."""
+    """RFC 2104 in steps, so that constant parts are hashed once. `hmac.digest` takes three times as long."""
     padded = (sha256(secret).digest() if len(secret) > BLOCK_BYTES else secret).ljust(BLOCK_BYTES, b"\0")
     inner, outer = (sha256(bytes(byte ^ pad for byte in padded)) for pad in (0x36, 0x5C))
 

@@ -2,11 +2,11 @@
 
 Each file has one writer, enforced by a lock, and one `write` per append of one or more lines, which the operating
 system has received before `append` returns: a crash of the process loses no lines. With `to_disk`, the lines and the
-anchor that announced them are on disk by then: a power failure loses none either. Partially written lines are removed.
-The anchor beside the file states before each append where the log ends and where it will end. That the append is done
-is stated by the next append, or by `settle` when none follows.
+anchor that announced them are on disk by then, so a power failure loses none either. Partially written lines are
+removed. Before each append, the anchor next to the file states where the log ends and where it will end. The next
+append, or `settle` if none follows, states that the append is done.
 
-Rotation (`turn_over`) keeps the chain and the anchor. It is two renames; a kill between them leaves no file and an
+Rotation (`turn_over`) preserves the chain and the anchor. It is two renames; a kill between them leaves no file and an
 anchor that matches the last line of the renamed file, which the next start accepts.
 
 `open` reports every irregularity that it finds:
@@ -62,7 +62,7 @@ from sidecar.settings.writing import sync_folder
 
 HARMLESS = frozenset({"torn-tail", "cut-short", "continued", "key-changed"})
 FRESH_SUFFIX = ".new"  # of a new file that replaces a rotated one
-LOOK_S = 0.1  # from one look whether file and anchor are in their places to the next
+LOOK_S = 0.1  # between two checks that file and anchor are in their places
 _OURS = b'{"v":'
 
 
@@ -86,8 +86,8 @@ class AuditFile:
         self.found, self.end, self.size = found, found.end, found.size  # `size` without the earlier parts
         self._key, self._file, self._head, self._to_disk = key, descriptor, head_descriptor, to_disk
         self._anchored, self._look_mono_s = anchored(found.end), 0.0
-        self._torn = False  # an append failed, and is not yet undone
-        self._unconfirmed = False  # the anchor does not yet say that the last append is done
+        self._torn = False  # an append failed and was not undone yet
+        self._unconfirmed = False  # the anchor does not state yet that the last append is done
 
     @classmethod
     def open(cls, path: Path, key: AuditKey, *, older: Sequence[AuditKey] = (), to_disk: bool = False) -> AuditFile:
@@ -182,8 +182,8 @@ class AuditFile:
         self._file = self._head = -1
 
     def _see_that_it_is_ours(self, size: int) -> None:
-        """Refuses to append to a file that was truncated or written by others (seen before each append), or to one that
-        was deleted, or is not where it and its anchor belong (seen every `LOOK_S`)."""
+        """Refuses to append to a file that was truncated or written by others (checked before each append), or that was
+        deleted or is not where it and its anchor belong (checked every `LOOK_S`)."""
         log = os.fstat(self._file)
         if log.st_nlink == 0:
             raise OSError(errno.ESTALE, f"{self.path.name} was deleted; start the sidecar again")
@@ -195,7 +195,7 @@ class AuditFile:
                 raise OSError(errno.ESTALE, f"{path.name} was moved away; put it back, or start the sidecar again")
 
     def _take_back(self) -> None:
-        """Truncates to the last whole append. If that fails, `_torn` stays set and the next append tries again."""
+        """Truncates to the last whole append. If that fails, `_torn` remains set and the next append tries again."""
         if os.fstat(self._file).st_size > self.size:
             os.ftruncate(self._file, self.size)
         os.pwrite(self._head, head_line(self._key, self.end), 0)
@@ -243,7 +243,7 @@ class AnchorRead(NamedTuple):
 def read_anchor(
     raw: bytes, last: SealedRecord | None, lines: bytes, key: AuditKey, older: Sequence[AuditKey] = ()
 ) -> AnchorRead:
-    """Checks an anchor against the lines that it covers; `last` is their last."""
+    """Checks an anchor against the lines that it covers; `last` is the last of them."""
     head = parse_head(raw)
     makers = [each for each in (key, *older) if head is not None and head.made_with(each)]
     what = _anchor_findings(last, lines, raw, head, makers[0] if makers else key)
@@ -296,7 +296,7 @@ def _follows(lines: bytes, end: ChainEnd) -> bool:
 
 @contextmanager
 def _locked(path: Path, flags: int = 0) -> Iterator[int]:
-    """A locked descriptor for the duration of the block; a duplicate keeps the lock. Raises SettingsError."""
+    """Holds a locked descriptor for the duration of the block; a duplicate holds the lock. Raises SettingsError."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | flags, 0o600)
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -312,7 +312,7 @@ def _locked(path: Path, flags: int = 0) -> Iterator[int]:
 
 def write_all(descriptor: int, data: bytes) -> None:
     written = os.write(descriptor, data)
-    while written < len(data):  # a disk that fills up takes a part, and reports the error at the next write
+    while written < len(data):  # a disk that fills up accepts a part, and reports the error at the next write
         written += os.write(descriptor, data[written:])
 
 

@@ -5,7 +5,7 @@
     any other                                starts a chain, named after its instance
 
 Lines that are not records are skipped, byte-identical duplicates are dropped (OTLP may deliver a line again), and lines
-are ordered by sequence. Two different lines with one sequence are left for `verify` to report.
+are ordered by sequence. `verify` reports two different lines with one sequence.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class GatheredChain:
     places: array[int] = field(default_factory=lambda: array("q"))
 
     def take(self, sealed: SealedRecord, line: bytes) -> None:
-        with self.path.open("ab") as file:  # records of many instances alternate: none is kept open
+        with self.path.open("ab") as file:  # records of many instances alternate, so none is held open
             file.write(line + b"\n")
         self.places.extend((sealed.seq, self.size, len(line) + 1))
         self.size += len(line) + 1
@@ -97,5 +97,5 @@ def lines_in(file: BinaryIO) -> Iterator[bytes]:
 
 
 def _name(instance: str, number: int) -> str:
-    """A unique file name that cannot lead outside the folder, whatever the instance is called."""
+    """A unique file name that cannot lead outside the folder, whatever the instance's name is."""
     return f"{number:04d}-{_UNSAFE.sub('_', instance)[:100]}.jsonl"

@@ -18,7 +18,7 @@ from sidecar.audit.result_store import NamedResult, named_in
 from sidecar.audit.segments import last_seq_of
 from sidecar.audit.verification_report import VerificationReport
 
-MAX_GAPS: Final = 10_000  # remembered to tell moved lines from lost ones
+MAX_GAPS: Final = 10_000  # remembered to distinguish moved lines from lost ones
 TELL_EVERY_BYTES: Final = 1 << 20
 MAX_UNFINISHED: Final = 1_000_000
 MAX_KIDS: Final = 100
@@ -49,7 +49,7 @@ class RemovedLines(NamedTuple):
 class LineWalk:
     """The chain from its first line on. The first line must follow the end `after`, or any end with `part`. `hashes`
     are those of the `wanted` sequences seen so far; `named` are the results that outcomes name. The sequences are those
-    of the last stop, the last checkpoint, and the last one that one of `public_keys` signed."""
+    of the last stop, the last checkpoint, and the last checkpoint that one of `public_keys` signed."""
 
     def __init__(
         self,
@@ -105,7 +105,7 @@ class LineWalk:
                 self.report.add(gap.path, gap.line, "removed", f"{which} should be before this line{rest}")
 
     def _was_let_go(self, gap: _Gap) -> bool:
-        """Whether the sidecar deleted the missing beginning and recorded that."""
+        """Whether the sidecar deleted the missing beginning and recorded this."""
         said = [one for one in self._removed if (one.last_seq, one.last_hash) == (gap.last, self._first_prev)]
         if gap.first != 1 or gap.moved or not said:
             return False
@@ -218,7 +218,8 @@ class LineWalk:
             )
 
     def _made_anchor(self, text: object, sealed: SealedRecord) -> bool:
-        """Whether an anchor that a start could not check was made with one of our keys and ends before its record."""
+        """Whether an anchor that a start could not check was made with one of the given keys and ends before its
+        record."""
         head = parse_head(f"{text}\n".encode())
         before = ChainEnd(sealed.seq - 1, sealed.prev_hash)
         return head is not None and before in (head.end, head.next) and head.made_with_any(self._keys)

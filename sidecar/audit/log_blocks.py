@@ -1,8 +1,8 @@
-"""Reads a log in blocks of whole lines, from its end or from any place in it.
+"""Reads a log in blocks of whole lines, from its end or from any position.
 
-Lines of a file are found by their sequence or their time without reading what is before them: both only rise in a log,
-and a binary search over its bytes finds the first line that has them. Files that are rotated meanwhile are followed. Of
-a log without a file, the newest lines are kept here while they are looked at.
+Lines of a file are found by their sequence or time without reading the previous lines: both only increase in a log, so
+a binary search over its bytes finds the first matching line. Files that are rotated in the meantime are followed. For a
+log without a file, the newest lines are stored here while a viewer reads them.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from sidecar.audit.tail import NewestLines
 
 BLOCK_BYTES: Final = 256 * 1024
 RECENT_LINES: Final = 2_000  # about 4 MB
-HEAD_BYTES: Final = 512  # of a line, which hold its sequence and its time
-_NEAR_BYTES: Final = 16 * 1024  # from here on, lines are read one after another
+HEAD_BYTES: Final = 512  # of a line; they contain its sequence and its time
+_NEAR_BYTES: Final = 16 * 1024  # from here on, lines are read sequentially
 _HEAD: Final = re.compile(rb'"seq":(\d{1,19}),(?:[^{}]{0,200}?,)??"timestamp":"([^"]{1,40})"')
 
 
@@ -35,7 +35,7 @@ class LineHead(NamedTuple):
 
 
 class LogBlock(NamedTuple):
-    """Whole lines, and the heads of the first and of the last of them that is a record."""
+    """Whole lines, and the heads of the first and the last record among them."""
 
     first: LineHead
     last: LineHead
@@ -43,12 +43,12 @@ class LogBlock(NamedTuple):
 
 
 Reached = Callable[[LineHead], bool]
-"""Whether a line is at a place or after it."""
+"""Whether a line is at a position or after it."""
 
 
 class LogTail(Protocol):
     def read(self, max_bytes: int) -> tuple[bytes, int]:
-        """The newest lines since the last time, and how many bytes before them were passed over. Raises OSError."""
+        """The newest lines since the last time, and the number of skipped bytes before them. Raises OSError."""
 
     def close(self) -> None: ...
 
@@ -57,17 +57,17 @@ class Log(Protocol):
     """One log. Its methods block, and raise OSError."""
 
     def before(self, reached: Reached | None = None) -> Iterator[LogBlock]:
-        """The blocks, newest first; only lines before the first one that `reached` is true of."""
+        """The blocks, newest first; only lines before the first one for which `reached` is true."""
 
     def since(self, reached: Reached) -> Iterator[LogBlock]:
-        """The blocks, oldest first, from the first line on that `reached` is true of."""
+        """The blocks, oldest first, from the first line for which `reached` is true."""
 
     def tail(self) -> LogTail:
-        """What is recorded from now on."""
+        """Follows the records from now on."""
 
 
 class LogFiles(NamedTuple):
-    """A log in files: the current one, and its parts beside it."""
+    """A log in files: the current one, and its parts next to it."""
 
     path: Path
 
@@ -94,7 +94,7 @@ class RecentLines:
     """The newest lines of a log without a file, each with its newline. Safe to use from several threads."""
 
     count: int = 0
-    """How many there were in all."""
+    """The total number of lines so far."""
     _lines: deque[bytes] = field(default_factory=lambda: deque(maxlen=RECENT_LINES))
     _lock: Lock = field(default_factory=Lock)
 
@@ -123,7 +123,7 @@ class RecentLines:
 
 
 class RecentTail:
-    """Follows the lines that are kept of a log without a file."""
+    """Follows the stored lines of a log without a file."""
 
     def __init__(self, recent: RecentLines) -> None:
         self._recent, self._count = recent, recent.count
@@ -138,20 +138,20 @@ class RecentTail:
 
 
 def head_of(line: bytes) -> LineHead | None:
-    """The sequence and time of a line; None if it is no record."""
+    """The sequence and time of a line; None if it is not a record."""
     found = _HEAD.search(line, 0, HEAD_BYTES)
     return None if found is None else LineHead(int(found[1]), found[2].decode("ascii", "replace"))
 
 
 def _open_files(path: Path, opened: ExitStack) -> list[BinaryIO]:
-    """The files of a log, oldest first. The current one is opened before its parts are listed: if it is rotated
-    meanwhile, it is among them and left out there."""
+    """The files of a log, oldest first. The current one is opened before its parts are listed: if it is rotated in the
+    meantime, it is among them and omitted there."""
     current: BinaryIO | None = None
     with suppress(FileNotFoundError):  # between the two renames of a rotation
         current = opened.enter_context(path.open("rb"))
     files: list[BinaryIO] = []
     for part in parts_of(path):
-        with suppress(FileNotFoundError):  # deleted since
+        with suppress(FileNotFoundError):  # deleted in the meantime
             file = opened.enter_context(part.open("rb"))
             if current is None or not os.path.samestat(os.fstat(file.fileno()), os.fstat(current.fileno())):
                 files.append(file)
@@ -159,7 +159,7 @@ def _open_files(path: Path, opened: ExitStack) -> list[BinaryIO]:
 
 
 def _offset_of(file: BinaryIO, size: int, reached: Reached) -> int:
-    """Where the first line begins that `reached` is true of; `size` if there is none."""
+    """Returns the offset of the first line for which `reached` is true; `size` if there is none."""
     low, high = 0, size
     while high - low > _NEAR_BYTES:
         middle = (low + high) // 2
@@ -179,7 +179,7 @@ def _offset_of(file: BinaryIO, size: int, reached: Reached) -> int:
 
 
 def _next_head(file: BinaryIO, offset: int, end: int) -> tuple[int, LineHead | None]:
-    """The first record that begins after an offset and before `end`, and where it begins."""
+    """The first record that begins after an offset and before `end`, and its offset."""
     file.seek(offset)
     at = offset + len(file.readline(MAX_LINE_BYTES + 1))
     while at < end:
@@ -194,7 +194,7 @@ def _next_head(file: BinaryIO, offset: int, end: int) -> tuple[int, LineHead | N
 
 def _backwards(file: BinaryIO, end: int) -> Iterator[LogBlock]:
     at, rest = end, b""
-    is_torn = True  # what is behind the last newline is no record
+    is_torn = True  # bytes after the last newline are not a record
     while at:
         size = min(BLOCK_BYTES, at)
         at -= size

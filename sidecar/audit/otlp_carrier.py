@@ -44,7 +44,7 @@ class OtlpReply(NamedTuple):
 
 class OtlpCarrier:
     """One receiver. `headers` are read for each request, so credentials can be rotated. `authorities` (PEM) are trusted
-    instead of those of `egress`. `over` ends all waits. The thread that carries runs an event loop of its own."""
+    instead of those of `egress`. `over` ends all waits. The delivering thread runs its own event loop."""
 
     def __init__(
         self,
@@ -102,7 +102,7 @@ class OtlpCarrier:
 
     def _judge(self, said: OtlpReply, count: int, *, unsure: bool) -> None:
         if not 200 <= said.status < 300:
-            self._disconnect()  # reconnect with the then current credential
+            self._disconnect()  # reconnect with the current credential
             why = f"the receiver answered {said.status}"
             if unsure:
                 raise UnsureError(why, again=False)

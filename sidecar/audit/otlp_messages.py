@@ -1,7 +1,7 @@
 """Encodes audit lines as OpenTelemetry logs and decodes a receiver's response.
 
 A log's body is the unchanged line, so its seal can be checked anywhere; searchable fields are repeated as attributes.
-Imported only where an OTLP sink is configured: OTLP's messages take 30 ms to import.
+Imported only if an OTLP sink is configured: OTLP's messages take 30 ms to import.
 """
 
 import re
@@ -35,7 +35,8 @@ def export_request(lines: Sequence[bytes], resource: Mapping[str, str]) -> bytes
 
 
 def rejected(media_type: str, body: bytes) -> ExportLogsPartialSuccess:
-    """How many records a receiver rejected, and why, by its 2xx response. Raises ValueError if it is not OTLP's."""
+    """Returns how many records a receiver rejected, and why, from its 2xx response. Raises ValueError if the response
+    is not OTLP's."""
     response = ExportLogsServiceResponse()
     try:
         if body and media_type == "application/json":

@@ -4,9 +4,9 @@ A record (CONTRACT 7) has every field by name, in one order, in every event; unk
 are bounded here, field by field. Arguments are recorded as a keyed digest (except those that `clear` selects),
 credentials as kind, issuer and key id, and results not at all.
 
-A record is a list of segments: JSON members as text, in the order of `LAYOUT`. What stays the same from call to call is
-one list, which is serialized once and kept; a decision is a copy of it, and an outcome a copy of its decision, in which
-few segments are new.
+A record is a list of segments: JSON members as text, in the order of `LAYOUT`. The part that is the same in many calls
+is one list, which is serialized once and cached. A decision is a copy of it, and an outcome is a copy of its decision
+with few new segments.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from sidecar.audit.digest import AuditKey, Digests, namespace_of
 from sidecar.errors import ANSWERS, LimitState, Reason
 from sidecar.vocabulary import Call, Caller, Chain, Decision, Fact, Link, Question
 
-VERSION = 2  # version 1 had the server in `tool_name`, and the tool or else the method in `method`
+VERSION = 2  # version 1 had the server in `tool_name`, and the tool, or otherwise the method, in `method`
 EVENTS = ("decision", "outcome", "refusal", "control")
 Event = Literal["decision", "outcome", "refusal", "control"]
 
 # The names of control records that readers of the log interpret.
 RECOVERED = "recovered"  # irregularities found at start
 CHECKPOINT = "checkpoint"  # a signed statement of the chain's end
-REMOVED = "part-removed"  # a part that `keep` deletes
+REMOVED = "part-removed"  # a part deleted because of `keep`
 STOP = "stop"
 
 # Every field in order, in segments. A line begins with `v`, `event` and `seq`, and ends with `prev_hash` and `hash`.
@@ -80,7 +80,7 @@ FIELDS = (*BLANK, "hash")
 
 _SEED_NAMES = """id timestamp run_id thread_id agent_id agent_role tool_name method args_hash redaction_applied
     duration_ms status error_message"""
-# The field names of the seed's AuditLog, and the fields of our records that they map to.
+# The field names of AuditLog in the original data models, and the record fields that they map to.
 SEED_FIELDS: Mapping[str, str] = {name: name for name in _SEED_NAMES.split()} | {
     "tool_name": "server",
     "method": "tool",
@@ -94,8 +94,8 @@ RULE_CHARS = 128
 ENTRIES = 32  # of any list without a bound of its own
 PRINCIPALS, CREDENTIALS, RULES, INPUTS, PARTICULARS = 16, 4, 16, 8, 16
 GRANTED_CHARS = 16_384  # roles and scopes of a whole chain; a token with more does not fit into a request's headers
-REMEMBERED = 1024  # of callers, calls and plans each, about 1 KB
-REMEMBERED_CHARS = 768  # of the words of a call; a longer one is serialized each time
+REMEMBERED = 1024  # of callers, calls and plans each, about 1 KB each
+REMEMBERED_CHARS = 768  # of the words of a call; longer ones are serialized each time
 _CUT = "..."
 _QUERY = re.compile(r"[?#]")
 
@@ -106,13 +106,14 @@ Record = list[str]
 
 
 class KnownCall(NamedTuple):
-    """What is the same in the records of all such calls."""
+    """The common part of the records of all such calls."""
 
     record: Record
     shows_all: bool
-    """Whether the object is recorded whole."""
+    """Whether the object is recorded in full."""
     answer: tuple[Any, ...] | None
-    """The decision but for its facts: what it must equal. It holds the links, so that no others get their id."""
+    """The decision without its facts, with which later ones must be equal. It holds the links, so that no others get
+    their id."""
 
 
 class KnownCaller(NamedTuple):
@@ -156,8 +157,8 @@ def request_id(value: str | int | None) -> str | int | None:
 
 
 class Describer:
-    """Describes callers, calls and decisions as segments of records. What is the same from call to call is kept as
-    text: by the objects that policy shares among equal answers, by the caller's object, and by the words of the call.
+    """Describes callers, calls and decisions as segments of records. Texts that are the same in many calls are cached:
+    by the objects that policy shares among equal answers, by the caller's object, and by the words of the call.
     """
 
     __slots__ = ("_key", "_limits", "_no_caller", "blank", "calls", "clear", "who")
@@ -168,13 +169,13 @@ class Describer:
         self.blank: Record = [segment(place, {"key_id": key.id}) for place in range(len(LAYOUT))]
         self._key, self._no_caller = key, KnownCaller(self.blank[CREDENTIAL], self.blank[CHAIN], Digests(key, ""), None)
         self.who: dict[int, KnownCaller] = {}
-        """What `caller` returned, by the caller's id."""
+        """The results of `caller`, by the caller's id."""
         self.calls: dict[object, KnownCall] = {}
-        """What `call` returned, by its words, the enforcement, and the id of the decision's links."""
+        """The results of `call`, by its words, the enforcement, and the id of the decision's links."""
         self._limits: dict[int, tuple[object, str]] = {}
 
     def limits(self, states: tuple[LimitState, ...] | ChargedLimits, charged: int) -> str:
-        """As `limits`; the text of a plan is kept, and what remains is put into it."""
+        """Like `limits`, but caches the text of a plan and fills in the remaining amounts."""
         if not charged or isinstance(states, tuple) or (counted := states.counted) is None:
             return limits(states, charged)
         plan, remaining = counted
@@ -185,7 +186,7 @@ class Describer:
         self, caller: Caller | None, record: Mapping[str, Any], names: Names, call: Call | None, *, allowed: bool
     ) -> dict[str, Any]:
         """The fields of a refused call with unknown names replaced by digests, so that a caller cannot place its own
-        text in the log. A name that may exist is shown if policy `allowed` it or the grammar of names bounds it."""
+        text in the log. A name that may exist is shown if policy `allowed` it, or if the grammar of names bounds it."""
         digest = self.caller(caller).digests.name_hash
         known_as = {"upstream": names.has_upstream, "server": names.has_upstream, "method": names.has_method}
         hashed: dict[str, Any] = {
@@ -213,8 +214,8 @@ class Describer:
         return self.who.get(id(caller)) or _keep(self.who, id(caller), _who(self._key, caller))
 
     def call(self, key: tuple[tuple[str, ...], str, int], decision: Decision | None) -> KnownCall:
-        """What is the same for all calls of the key's words, the parameters of `about`, under decisions that differ in
-        `facts` only."""
+        """Returns the common part of all calls with the key's words, the parameters of `about`, under decisions that
+        differ in `facts` only."""
         words, enforcement, _ = key
         fields, record, object_ = about(*words), self.blank.copy(), "".join(words[4:5])
         record[PROTOCOL], record[CALL] = segment(PROTOCOL, fields), segment(CALL, fields)
@@ -224,7 +225,7 @@ class Describer:
 
 
 def describe(record: Record, decision: Decision | None, enforcement: str, excused: tuple[str, ...] = ()) -> None:
-    """What policy says, but for the facts, and what shadow mode let pass."""
+    """Returns the policy decision without its facts, and the refusals that shadow mode ignored."""
     fields: dict[str, Any] = {"would_deny": excused, "enforcement": enforcement}
     if decision is not None:
         would_deny = decision.would_deny
@@ -243,7 +244,8 @@ def describe(record: Record, decision: Decision | None, enforcement: str, excuse
 
 
 def ground(links: str, facts: tuple[Fact, ...], digests: Digests) -> str:
-    """The segment of `links` with facts, which were none. Their inputs are keyed digests: comparable, not readable."""
+    """Returns the segment of `links` with facts, which were none. Their inputs are keyed digests, which can be compared
+    but not read."""
     told, known = [], digests.known_facts
     for condition, outcome, link, inputs in facts[:ENTRIES]:
         hashes, inputs = [], inputs if len(inputs) <= INPUTS else dict(islice(inputs.items(), INPUTS))
@@ -285,7 +287,8 @@ def about(
 
 
 def as_seed(record: Mapping[str, Any]) -> dict[str, Any]:
-    """A record of any version under the seed's names. For a call without a tool, `method` is the method on the wire."""
+    """A record of any version under the names of the original data models. For a call without a tool, `method` is the
+    method on the wire."""
     if record.get("v") == 1:
         return {name: record.get(name) for name in SEED_FIELDS}
     said = {name: record.get(ours) for name, ours in SEED_FIELDS.items()}
@@ -306,12 +309,12 @@ class ChargedLimits(Protocol):
 
     @property
     def counted(self) -> tuple[object, tuple[int, ...]] | None:
-        """The plan of the charges, the same object from call to call, and what remains of each limit. None if a limit
-        counts costs, or nothing was charged."""
+        """Returns the plan of the charges, the same object in many calls, and the remaining amount of each limit. None
+        if a limit counts costs, or nothing was charged."""
 
 
 def limits_template(states: Iterable[LimitState]) -> str:
-    """What `limits` returns for limits of calls, with `%d` for what remains of each."""
+    """Returns the text of `limits` for limits of calls, with `%d` for the remaining amount of each."""
     blank = [state._replace(remaining=0) for state in states]
     return limits(blank, 1).replace("%", "%%").replace('"remaining":0', '"remaining":%d')
 
@@ -328,7 +331,7 @@ def limits(states: Iterable[LimitState], charged: int) -> str:
     return f'"limits":{json_text(told)}'
 
 
-@lru_cache(None)  # of our own words only
+@lru_cache(None)  # of the sidecar's own words only
 def end(reason: Reason | None, tool_error: bool | None) -> str:
     answer = ANSWERS[reason] if reason is not None else None
     status, message = (answer.status, answer.message) if answer else ("success", None)
@@ -366,8 +369,8 @@ def answer(
     bytes_out: int | None = None,
     ended_s: float | None = None,
 ) -> str:
-    """What was answered, and how long it took, in milliseconds to the microsecond. `marks` are the ends of stages;
-    `latency` holds what the first of them took, and gets the others."""
+    """Returns the answer and its duration, in milliseconds with three decimals. `marks` are the ends of stages;
+    `latency` holds the durations of the first ones, and receives the others."""
     before_s, ends = started_s, iter(marks.items())
     if latency:
         _, before_s = next(islice(ends, len(latency) - 1, None))
@@ -436,7 +439,7 @@ def _who(key: AuditKey, caller: Caller) -> KnownCaller:
 
 def _granted(chain: Chain) -> list[dict[str, list[str]]] | None:
     """The roles and scopes that credentials granted, by position in the chain; empty if none. None if they do not fit
-    into a line: a partial list would be mistaken for a complete one."""
+    into a line, because a partial list would be mistaken for a complete one."""
     granted = [{"roles": sorted(each.roles), "scopes": sorted(each.scopes)} for each in chain]
     words = [word for entry in granted for words in entry.values() for word in words]
     if len(chain) > PRINCIPALS or sum(map(len, words)) > GRANTED_CHARS or not all(map(str.isprintable, words)):
@@ -457,8 +460,7 @@ def _told(links: tuple[Link, ...]) -> list[dict[str, Any]]:
 
 
 def _keep(known: dict[Any, _Made], key: object, made: _Made) -> _Made:
-    """Keeps what was made. If the key is an object's id, what was made holds the object, so the id is not used
-    again."""
+    """Caches a result. If the key is an object's id, the result holds the object, so that the id is not used again."""
     if len(known) >= REMEMBERED:
         known.clear()
     known[key] = made
@@ -488,7 +490,7 @@ def _plain(value: object) -> object:
 
 @lru_cache(REMEMBERED)
 def _fact_form(subject: str, action: str, condition: str, outcome: str, *paths: str) -> tuple[str, list[int] | None]:
-    """A fact with a `%s` for each input, and the places of these in `paths` if some are one input once cut."""
+    """A fact with a `%s` for each input, and the positions of these in `paths` if some are equal after truncation."""
     words = {"subject": text(subject, NAME_CHARS), "action": text(action, ID_CHARS)}
     told = json_text({**words, "condition": text(condition, RULE_CHARS), "outcome": outcome})
     places = {text(path, RULE_CHARS): place for place, path in enumerate(paths)}

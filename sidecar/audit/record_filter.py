@@ -1,4 +1,4 @@
-"""Selects records of the log by their fields, and before that by the bytes of their lines."""
+"""Selects records of the log by their fields. A check of the lines' bytes comes first."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -9,16 +9,16 @@ from typing import Any, Final
 
 from sidecar.settings.field_types import seconds_from
 
-_PLAIN: Final = re.compile(r"[A-Za-z0-9 _.:/@+~=,;-]+")  # what no line of JSON escapes
+_PLAIN: Final = re.compile(r"[A-Za-z0-9 _.:/@+~=,;-]+")  # characters that JSON does not escape
 _EXACT: Final = ("event", "status", "reason", "protocol", "decision_id", "run_id", "trace_id")
 _OF_CONTROL: Final = ("what", "by")
 
 
 @dataclass(frozen=True, slots=True)
 class RecordFilter:
-    """Which records are wanted; None and "" match all. Principals, upstreams and objects may contain `*`. `what` and
-    `by` are those of control records; `since` and `until` are RFC 3339 as in the records, so that the order of texts is
-    that of times."""
+    """The criteria for records; None and "" match all. Principals, upstreams and objects may contain `*`. `what` and
+    `by` are those of control records; `since` and `until` are RFC 3339 in the form of records, so that text order is
+    time order."""
 
     principal: str = ""
     object: str = ""
@@ -57,8 +57,8 @@ class RecordFilter:
         return all(needle in lines for needle in self._needles)
 
     def _literals(self) -> Iterator[bytes]:
-        """What stands in the line of every record that matches."""
-        if self.event:  # each line has the word `control`, as a name
+        """Texts that occur in the line of every matching record."""
+        if self.event:  # each line contains the text `control`, as a name
             yield f'"event":"{self.event}"'.encode()
         for name in (*_EXACT[1:], *_OF_CONTROL):
             value = getattr(self, name) or ""
@@ -81,7 +81,7 @@ def moment_from(text: str) -> str:
 
 
 def earlier(moment: str, span_s: float) -> str:
-    """A time in the records' format that is so much earlier; later by a negative span."""
+    """Returns an earlier time in the records' format; a later one for a negative span."""
     return _in_utc(datetime.fromisoformat(moment) - timedelta(seconds=span_s))
 
 

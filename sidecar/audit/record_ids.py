@@ -1,4 +1,4 @@
-"""Makes record ids, which sort by time and cannot be guessed, and timestamps. Parts that stay the same are cached."""
+"""Makes record ids, which sort by time and cannot be guessed, and timestamps. Constant parts are cached."""
 
 import os
 from collections.abc import Callable
@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import Protocol
 
 ENTROPY_BYTES = 1000  # read from the operating system at a time, for a hundred ids
-_HEAD_BYTES = 400  # of them: two bytes with the version and two with the variant, of each id
+_HEAD_BYTES = 400  # of them: four bytes of each id, two with the version and two with the variant
 _VERSION, _VARIANT = (bytes(mark | byte & mask for byte in range(256)) for mark, mask in ((0x70, 0x0F), (0x80, 0x3F)))
 
 
@@ -43,7 +43,7 @@ def time_ordered_ids(clock: Clock, *, entropy: Callable[[int], bytes] = os.urand
 
 
 def _random_parts(drawn: bytearray) -> list[str]:
-    """The ends of ids, from the version on. (Slices take half as long as a loop.)"""
+    """The ends of ids, from the version on. Slices take half as long as a loop."""
     drawn[:_HEAD_BYTES:4] = drawn[:_HEAD_BYTES:4].translate(_VERSION)
     drawn[2:_HEAD_BYTES:4] = drawn[2:_HEAD_BYTES:4].translate(_VARIANT)
     heads, tails = drawn[:_HEAD_BYTES].hex("-", 2).split("-"), drawn[_HEAD_BYTES:].hex("-", 6).split("-")

@@ -66,8 +66,8 @@ class Audit:
         clear_arguments: Mapping[str, Sequence[str]] = MappingProxyType({}),
     ) -> None:
         """Records the irregularities that the last run left (`found`). Raises OSError. `new_id` returns a new
-        unguessable id; `evidence_path` is where results are stored, created on first use; without an `attester` there
-        are no checkpoints; `clear_arguments` are the pointers, by object, of arguments that are recorded in clear."""
+        unguessable id; `evidence_path` is the file for results, created on first use; without an `attester` there are
+        no checkpoints; `clear_arguments` are the pointers, by object, of arguments that are recorded in clear."""
         self.found = found.what
         """The irregularities found at start, in the terms of `file_sink`; for the operator's log."""
         self._evidence = ResultFile(evidence_path, to_disk=durability == "disk")
@@ -84,7 +84,7 @@ class Audit:
         self.describer = shape.Describer(key, clear_arguments)
         self.key, self.clock, self.new_id = key, clock, new_id
         self.under_way = 0
-        """Calls whose decision is recorded and whose outcome is not."""
+        """Calls with a recorded decision but no recorded outcome."""
         if found.what:
             sink.append([controls.control(shape.RECOVERED, "sidecar", found.facts)])
 
@@ -98,7 +98,7 @@ class Audit:
         """Gives a record its id and time, and writes it. Returns None if it is written, or the job, whose result is
         None or an error. Raises Refusal(AUDIT_UNAVAILABLE)."""
         now_s = self.clock.time()
-        whole_s = int(now_s)  # as `timestamp`
+        whole_s = int(now_s)  # see `timestamp`
         record[shape.STAMP] = self._stamp % (self.new_id(), date_of(whole_s), (now_s - whole_s) * 1e6)
         job = WriteJob(shape.STARTS[event], ",".join(record), self._counts[event])
         if not self._waits:
@@ -107,7 +107,7 @@ class Audit:
         try:
             return self.writer.put(job, alone=not self.under_way)
         except OSError as error:
-            raise UnwrittenRecord(error) from None  # what cannot be recorded must not happen (threats I3, O2)
+            raise UnwrittenRecord(error) from None  # an action that cannot be recorded must not happen (threats I3, O2)
 
     @staticmethod
     def _no_row(event: str, result: str) -> list[float]:
@@ -115,7 +115,8 @@ class Audit:
 
     async def keep(self, about: Mapping[str, Any]) -> NamedResult | None:
         """Stores a result (`result_store.evidence_record` without id and time). Returns the reference for the outcome;
-        None if `best_effort` lost it. Raises Refusal: RESPONSE_REFUSED for one that is too large, AUDIT_UNAVAILABLE."""
+        None if `best_effort` lost it. Raises Refusal: RESPONSE_REFUSED for a result that is too large,
+        AUDIT_UNAVAILABLE."""
         record_id = self.new_id()
         known = {"id": record_id, "timestamp": timestamp(self.clock.time()), "salt": self.new_id()}
         line = evidence_line({**about, **known})
@@ -123,7 +124,7 @@ class Audit:
             torn_bytes = await self.writer.run(partial(self._evidence.append, line))
         except OSError as error:
             self._counts[EVIDENCE][1][0] += 1
-            if self._waits:  # otherwise the caller would get a result that cannot be proven later
+            if self._waits:  # otherwise the caller would receive a result that cannot be proven later
                 raise UnwrittenRecord(error) from None
             return None
         self._counts[EVIDENCE][0][0] += 1
@@ -138,7 +139,7 @@ class Audit:
                 await self.writer.run(self.trail.look)
 
     def recent(self) -> RecentLines | None:
-        """The newest lines of a log without a file, for those who look at it now; None for a file."""
+        """The newest lines of a log without a file, for current viewers; None for a file."""
         sink = self.trail.sink
         return sink.recent() if isinstance(sink, ChainedCarrier) else None
 
@@ -156,14 +157,13 @@ class Recording:
     """The record of one request while it runs. The pipeline sets the plain attributes as it learns them.
 
     In shadow mode the record states what would have denied the call: the policy decision, and the `excused` refusals.
-    `charged` is 1 while the call may be forwarded, 0 once the charges of `limits` were returned. `tool_error` says that
-    the response reports a failure at the upstream. `redactions` counts what was removed from the response; None if no
-    rule examined it. `names` decides which names are known; other names in a refused call are recorded as digests.
-    `enforcement_point` is the name of the one that asked for the decision, "" for a call.
-    `approval` is the one that the call used: its id, and who gave it.
-    `upstream` and `method` are for a request that ends before there is a call. `marks` holds the end of each
-    stage, in their order; a stage may be marked again until the next one is, or the decision is recorded. Its keys are
-    our names, never a caller's."""
+    `charged` is 1 while the call may be forwarded, 0 once the charges of `limits` were returned. `tool_error`: the
+    response reports a failure at the upstream. `redactions` counts the redactions in the response; None if no rule
+    examined it. `names` determines which names are known; other names in a refused call are recorded as digests.
+    `enforcement_point` is the one that asked for the decision, "" for a call. `approval` is the approval that the call
+    used: its id, and who gave it. `upstream` and `method` are for a request that ends before there is a call. `marks`
+    holds the end of each stage, in their order; a stage may be marked again until the next one is, or until the
+    decision is recorded. Its keys are the sidecar's names, never a caller's."""
 
     request_id: str | int | None = None
     trace_id: str | None = None
@@ -193,10 +193,10 @@ class Recording:
     _record: Record | None = None
     """The decision's segments, once it is recorded; the outcome begins as their copy."""
     _latency: dict[str, float]
-    """That of the decision, once it is recorded."""
+    """The latency of the decision, once it is recorded."""
     _redacts: bool = False
     _told: tuple[object, ...] = ()
-    """The limits of `_record`, what was charged to them, and its task."""
+    """The limits of `_record`, the amounts charged to them, and its task."""
     _results: Sequence[NamedResult] = ()
     _words: tuple[str, ...] = ()
     """The parameters of `record.about`."""
@@ -238,7 +238,8 @@ class Recording:
         self.audit.under_way += 1
 
     async def hashed(self) -> str:
-        """Returns the hash of the call's arguments. Raises Refusal(MALFORMED_CALL) for those that have none."""
+        """Returns the hash of the call's arguments. Raises Refusal(MALFORMED_CALL) for arguments that cannot be
+        hashed."""
         known = self.audit.describer.caller(self.caller)
         is_small = self.bytes_in <= HASHED_HERE_BYTES
         return (self._hash(known) if is_small else await asyncio.to_thread(self._hash, known)) or ""
@@ -261,7 +262,7 @@ class Recording:
             self._results = [*self._results, named]
 
     async def judged(self, question: Question, decision: Decision, enforcement: Enforcement = "enforce") -> None:
-        """Writes the policy decision on something inside this request: a request from the server to its client, or the
+        """Writes the policy decision on a message inside this request: a request from the server to its client, or the
         response to an earlier call. Raises Refusal(AUDIT_UNAVAILABLE)."""
         known = self.audit.describer.caller(self.caller)
         record = self._gather(known, 0, None, self.audit.new_id())
@@ -278,8 +279,8 @@ class Recording:
     async def outcome(
         self, *, http_status: int, bytes_out: int | None, reason: Reason | None = None, event: Event = "outcome"
     ) -> None:
-        """Writes how the call ended; with `event` "decision", what an enforcement point was answered. `bytes_out` is
-        the size of the response body. Raises Refusal: AUDIT_UNAVAILABLE, or MALFORMED_CALL as `decided` does."""
+        """Writes how the call ended or, with `event` "decision", the answer to an enforcement point. `bytes_out` is the
+        size of the response body. Raises Refusal: AUDIT_UNAVAILABLE, or MALFORMED_CALL like `decided`."""
         if self.done:
             raise AssertionError("a request has one terminal record")
         if self._record is not None:
@@ -304,7 +305,7 @@ class Recording:
         record[shape.ANSWER] = shape.answer(
             self.started_s, self.marks, latency, self.bytes_in, http_status, bytes_out, self.now_s()
         )
-        self.done = True  # also if the caller does not wait for it
+        self.done = True  # even if the caller does not wait for it
         if self._is_under_way:
             self._is_under_way = False
             self.audit.under_way -= 1
@@ -327,11 +328,11 @@ class Recording:
         except Refusal:
             if refusal.reason is not Reason.AUDIT_UNAVAILABLE:
                 raise
-            self.done = True  # the caller gets 503; a further record is not attempted
+            self.done = True  # the caller receives 503; no further record is attempted
 
     async def _gather_whole(self, *, is_permitted: bool) -> Record:
-        """The only record of a request. In a refusal, names that nobody gave are digests. Raises Refusal for a
-        permitted call whose arguments cannot be hashed: MALFORMED_CALL."""
+        """Returns the only record of a request. In a refusal, unknown names are digests. Raises Refusal(MALFORMED_CALL)
+        for a permitted call whose arguments cannot be hashed."""
         known = self.audit.describer.caller(self.caller)
         try:
             is_small = self.bytes_in <= HASHED_HERE_BYTES
@@ -373,7 +374,7 @@ class Recording:
         return known.digests.args_hash(asked.action, asked.object, asked.arguments)
 
     def _gather(self, known: shape.KnownCaller, charged: int, args_hash: str | None, decision_id: str) -> Record:
-        """What is known before the answer, in the order of `LAYOUT`."""
+        """Returns the facts that are known before the answer, in the order of `LAYOUT`."""
         describer, decision, asked_as = self.audit.describer, self.decision, self.request_id
         if self.call is None:
             self._words = self.protocol, "", self.upstream, self.method
@@ -420,7 +421,7 @@ class Recording:
 
 
 class ControlRecorder:
-    """Makes control records that pass no writer. Not thread-safe."""
+    """Makes control records without a writer. Not thread-safe."""
 
     def __init__(self, instance: str, key_id: str, clock: Clock, new_id: Callable[[], str]) -> None:
         self._instance, self._key_id = shape.text(instance, shape.ID_CHARS), key_id
@@ -442,5 +443,5 @@ class UnwrittenRecord(Refusal):
 
 
 def may_be_written(refusal: Refusal) -> bool:
-    """Whether the refused record may be written nonetheless; then no other is written in its place."""
+    """Whether the refused record may nonetheless be written. If so, no other is written in its place."""
     return isinstance(refusal, UnwrittenRecord) and refusal.late

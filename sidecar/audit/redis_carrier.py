@@ -1,6 +1,6 @@
 """Appends audit lines to a Redis stream exactly once.
 
-One script appends the lines and stores the chain's new end beside the stream, both or neither. It first checks the
+One script appends the lines and stores the chain's new end next to the stream, both or neither. It first checks the
 chain's current end, so an append whose reply was lost can be repeated: existing lines are not added twice, and a
 command that arrives late finds another end and does nothing.
 
@@ -8,8 +8,8 @@ command that arrives late finds another end and does nothing.
     {<stream>}:head   `head`: the anchor, as beside a file (`chain.py`); `turn`: the current writer
 
 A stream has one writer: a starting process takes over, and the previous writer can no longer write. A store that was
-emptied, or rolled back behind what it had confirmed, has lost lines; the chain continues after them, so that `verify`
-reports which lines, and the log when.
+emptied or rolled back has lost confirmed lines. The chain continues after them, so that `verify` reports which lines
+are missing, and the log reports when.
 """
 
 import logging
@@ -35,7 +35,7 @@ from sidecar.storage.redis_script import script_text
 log = logging.getLogger("sidecar.audit")
 
 CONNECT_S: Final = 1.0
-ANSWER_S: Final = 1.5  # below the writer's deadline, so that a lost reply is asked for again within it
+ANSWER_S: Final = 1.5  # below the writer's deadline, so that a lost reply is requested again within it
 PAGE: Final = 200  # lines per read, about 400 KB
 DONE, TAKEN, ELSEWHERE = b"done", b"taken", b"elsewhere"
 
@@ -55,14 +55,14 @@ class RedisCarrier:
     ) -> None:
         self._connect, self._key, self._older = connect, key, older
         self._keys = (stream, f"{stream}:head" if "{" in stream else f"{{{stream}}}:head")
-        self._anew = False  # the stored end is not ours: the next append is unconditional
+        self._anew = False  # the stored end is another writer's: the next append is unconditional
         self._most = "" if max_length is None else str(max_length)
         self._over = over or threading.Event()
         self._connection: Any = None  # redis-py does not type its connections
         self._turn = ""
 
     def take(self) -> FoundEnd:
-        """Become the writer, and inspect what the last run left. Raises SettingsError."""
+        """Becomes the writer, and inspects the state that the last run left. Raises SettingsError."""
         token = secrets.token_hex(8)
         try:
             turn, raw_head, line = self._ask("EVAL", script_text("audit_take"), 2, *self._keys, token)
@@ -166,8 +166,8 @@ def _why(error: Exception) -> str:
 
 
 def connector_to(chosen: StoreSettings) -> Callable[[], AbstractConnection]:
-    """A function that makes a connection, not connected yet, to a single server. It raises ConnectionError if its
-    secret cannot be read."""
+    """Returns a function that makes an unconnected connection to a single server. The connection raises ConnectionError
+    if its secret cannot be read."""
     return partial(_connection, chosen)
 
 
@@ -175,7 +175,7 @@ def _connection(chosen: StoreSettings) -> AbstractConnection:
     place = chosen.place
     try:
         options = chosen.login() | {"socket_connect_timeout": CONNECT_S, "socket_timeout": ANSWER_S}
-    except SettingsError as unreadable:  # raised at connection time: the file may change while we run
+    except SettingsError as unreadable:  # raised at connection time: the file may change during operation
         raise ConnectionError(str(unreadable)) from None
     options |= {"retry": Retry(NoBackoff(), 0), "health_check_interval": 0}
     made: type[Any] = TcpConnection

@@ -1,11 +1,11 @@
 """Formats audit records for people.
 
-Two lines: what happened, and what it rested on.
+There are two lines: the event, and its reasons.
 
     12:00:01.123  done     user:alice → nhi:planner → tool:github/search  tools/call  200  3.2 ms
                   alice-lends, planner-reads-github · args 4f1c09aa36f5524e · 01a21f23-3731-7456-882c-185fa4676463 · #42
 
-A record in a file may have been written by an attacker: only printable characters of it reach the terminal.
+An attacker may have written a record in a file, so only its printable characters reach the terminal.
 """
 
 from collections.abc import Mapping
@@ -100,7 +100,7 @@ def _list(value: object) -> list[Any]:
 
 
 def plain(value: object) -> str:
-    """Escape control, bidi and other unprintable characters, so that the text is safe for terminals (threats O1)."""
+    """Escapes control, bidi and other unprintable characters, so that the text is safe for terminals (threats O1)."""
     if value is None:
         return ""
     return visible(str(value))

@@ -1,13 +1,13 @@
-"""Stores chosen results beside the log, each named by its outcome record.
+"""Stores chosen results next to the log, each named by its outcome record.
 
-For configured tools, the result that the caller is about to get is stored, without redacted parts and protocol-only
+For configured tools, the result for the caller is stored before it is sent, without redacted parts and protocol-only
 members, as one line of JSON. The `outcome` of the call names it:
 
     evidence.jsonl     {"data":{...},"id":"<uuid>","mcp_invocation_id":"<decision_id>",...}
     audit.jsonl        {"event":"outcome",...,"evidence":[{"id":"<uuid>","sha256":"<of the line's bytes>"}],...}
 
 Each line has a `salt` that is not in the log, without which a reader of the log could guess the SHA-256 of a short
-result. The line is written first; one that no outcome names belongs to a call that was cut off or is still running.
+result. The line is written first. A line that no outcome names belongs to a call that was cut off or is still running.
 """
 
 from __future__ import annotations
@@ -55,7 +55,8 @@ def evidence_record(
     data: Mapping[str, Any],
     said: object = None,
 ) -> dict[str, Any]:
-    """The seed's Evidence without `id`, `timestamp` and `salt`. `said` is what the tool itself states as evidence."""
+    """Evidence of the original data models, without `id`, `timestamp` and `salt`. `said` is the evidence that the tool
+    itself states."""
     return {
         "v": VERSION,
         "source_type": "mcp",
@@ -70,7 +71,7 @@ def evidence_record(
 
 
 def _kept_of(said: object) -> dict[str, Any]:
-    """The seed's fields for it, if present and of the right type."""
+    """The tool's values for its fields, if present and of the right type."""
     given: Mapping[str, Any] = said if isinstance(said, Mapping) else {}
     tags, confidence = given.get("tags"), given.get("confidence")
     is_number = isinstance(confidence, int | float) and not isinstance(confidence, bool)
@@ -162,7 +163,7 @@ class ResultFile:
         return size - self._size
 
     def _is_ours(self) -> bool:
-        """Whether the file is as we left it. If not, `verify` reports the missing results; new ones are still
+        """Whether the file is as this process left it. If not, `verify` reports the missing results; new ones are still
         stored."""
         status = os.fstat(self._file)
         return self._path is not None and is_at(self._path, status) and status.st_size == self._size
@@ -181,7 +182,7 @@ class ResultFile:
 
 
 def _whole_bytes(descriptor: int, size: int) -> int:
-    """The size of the whole lines in the file. Raises OSError for a file that is not ours, which is not truncated."""
+    """The size of the whole lines in the file. Raises OSError for a file of another origin, which is not truncated."""
     reach = min(size, MAX_LINE_BYTES + 1)
     tail = os.pread(descriptor, reach, size - reach)
     newline = tail.rfind(b"\n")

@@ -1,6 +1,6 @@
 """Detects a log that was rolled back behind its published checkpoints.
 
-An attacker who resets log and anchor together leaves two that match. So before it publishes anything, a start compares
+An attacker who resets log and anchor together leaves a matching pair. So before a start publishes anything, it compares
 the log with the newest checkpoint under its own key:
 
     shorter    the log ends before the attested record
@@ -23,7 +23,7 @@ ROLLED_BACK: Final = "rolled-back"
 
 
 class PublishedEnd(NamedTuple):
-    """The newest published checkpoint under our key. Forged ones that claim to be newer are skipped."""
+    """The newest published checkpoint under the sidecar's key. Forged ones that claim to be newer are skipped."""
 
     newest: Checkpoint | None = None
     passed_over: int = 0
@@ -60,7 +60,7 @@ def hash_in(path: Path) -> Callable[[int], str | None]:
 
 
 def _found(path: Path, seq: int) -> str | None:
-    """Binary search for a record, since sequences rise along a file."""
+    """Searches for a record by binary search, because sequences increase along a file."""
     with path.open("rb") as file:
 
         def after(offset: int) -> SealedRecord | None:

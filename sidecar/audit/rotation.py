@@ -1,7 +1,7 @@
 """Rotates the audit file and writes checkpoints when they are due.
 
 It runs in the writing thread between two appends. A checkpoint covers the record before it, and a rotated part ends
-with one. Failures here are logged and retried; records continue to go to the current file.
+with one. Failures here are logged and retried; records continue to be written to the current file.
 """
 
 import logging
@@ -73,7 +73,7 @@ class RotatingSink:
         self._quick_append = sink.quick_append(1)
         self._stamp, self._clock = stamp, clock
         self._attester, self._rotation, self._max_bytes = attester, rotation, rotation.max_bytes
-        self._attested = BEGINNING  # the chain's end after the last checkpoint
+        self._attested = BEGINNING  # the end of the chain at the last checkpoint
         self._due_seq = inf if attester is None else attester.every_records  # of the record that makes the next one due
         self._attested_mono_s = clock.monotonic()
         self._begun_at_s: float | None = None  # when the first record of this file was written
@@ -94,7 +94,7 @@ class RotatingSink:
         return count
 
     def quick_append(self, count: int) -> Append | None:
-        """That of the sink, if so many records need no new file and no checkpoint."""
+        """The `append` of the sink, if this number of records needs no new file and no checkpoint."""
         if self.sink.end.seq + count >= self._due_seq or (self._max_bytes is not None and self._is_full()):
             return None
         return self._quick_append
@@ -148,7 +148,7 @@ class RotatingSink:
             with suppress(OSError, ValueError, AttributeError, KeyError, TypeError):
                 first = None if self._file is None else first_line(self._file.path)
                 self._begun_at_s = datetime.fromisoformat(first.fields["timestamp"]).timestamp() if first else now_s
-        self._begun_at_s = min(self._begun_at_s, now_s)  # not in the future: the clock may have gone back
+        self._begun_at_s = min(self._begun_at_s, now_s)  # not in the future: the clock may have been set back
         return self._begun_at_s
 
     def _turn_over(self) -> None:
@@ -156,7 +156,7 @@ class RotatingSink:
         self._not_before_mono_s = self._clock.monotonic() + RETRY_S
         if self._tried(self.seal) and self._tried(self._set_aside):
             self._begun_at_s, self._not_before_mono_s = None, 0.0
-            self._tried(self._set_evidence_aside)  # on failure, rotated together with the next part
+            self._tried(self._set_evidence_aside)  # on failure, it is rotated with the next part
             self._tried(self._delete_parts)
 
     def _set_aside(self) -> None:
@@ -168,7 +168,7 @@ class RotatingSink:
             self._evidence.turn_over(self._clock.time(), self.end.seq)
 
     def _delete_parts(self) -> None:
-        """Deletes the oldest parts, each after recording what it was. Only if checkpoints cover them."""
+        """Deletes the oldest parts, each after recording its description. Only if checkpoints cover them."""
         keep, file = self._rotation.keep, self._file
         if keep is None or file is None or self._attester is None:
             return
@@ -178,7 +178,7 @@ class RotatingSink:
             self._say(shape.REMOVED, facts)
             part.unlink()
             removed = end.seq
-        self._evidence.let_go(removed)  # results stored before a part ended may be named in the next one
+        self._evidence.let_go(removed)  # results stored before the end of a part may be named in the next part
 
     def _parts(self, path: Path) -> list[tuple[Path, int, ChainEnd]]:
         """The parts of this log, newest first, with their first sequence and their end. Files that only have a part's

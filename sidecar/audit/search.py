@@ -1,7 +1,7 @@
-"""Searches the logs of one sidecar, newest records first, page by page, within a time.
+"""Searches the logs of one sidecar, newest records first, page by page, within a time limit.
 
-A page ends at a number of records or when the time is up, and gives the place in each log at which the next one goes
-on: no page reads what another one has read. Nothing is checked here: `verify` does that.
+A page ends at a number of records or at the time limit, and gives the position in each log at which the next page
+continues: no page reads the records of another. The search checks nothing, unlike `verify`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from sidecar.audit.log_blocks import LineHead, Log, LogBlock, head_of
 from sidecar.audit.record_filter import RecordFilter
 from sidecar.audit.record_ids import timestamp
 
-PARSED_AT_ONCE: Final = 32  # lines; then other threads have their turn
+PARSED_AT_ONCE: Final = 32  # lines; then other threads run
 AROUND_S: Final = 120.0  # a decision's record is written within this time of its id
 
 Logs = Mapping[int, Log]
@@ -28,7 +28,7 @@ Logs = Mapping[int, Log]
 LogPlaces = Mapping[int, int]
 """A sequence in each log."""
 Takes = Callable[[Mapping[str, Any]], bool]
-"""Whether a record that the filter wants is taken. Of one log it is asked newest first."""
+"""Whether a record that matches the filter is taken. Called newest first for each log."""
 
 
 class FoundRecord(NamedTuple):
@@ -40,8 +40,8 @@ class FoundRecord(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SearchPage:
-    """What one search found. `next` are the places where the search goes on, None if it is at its end; `back_to` is
-    the time that it has come to, "" if it read nothing."""
+    """The result of one search. `next` are the positions where the search continues, None if it has ended; `back_to` is
+    the time that it has reached, "" if it read nothing."""
 
     found: Sequence[FoundRecord]
     next: LogPlaces | None
@@ -49,7 +49,7 @@ class SearchPage:
 
 
 class _Look(NamedTuple):
-    """A record that is wanted, or with None the mark that all from this head on has been looked at."""
+    """A matching record, or None to mark that everything from this head on has been examined."""
 
     timestamp: str
     worker: int
@@ -71,7 +71,7 @@ def search(
     takes: Takes = lambda record: True,
     clock_mono: Callable[[], float] = time.monotonic,
 ) -> SearchPage:
-    """The newest records that are wanted, up to `limit`: those before some places, and after others. Blocks. Raises
+    """Returns the newest matching records, up to `limit`: those before some positions and after others. Blocks. Raises
     OSError."""
     ends_s = clock_mono() + within_s
     places = dict(before or {})
@@ -92,12 +92,13 @@ def search(
 
 
 def _next(logs: Logs, places: LogPlaces, before: LogPlaces | None) -> LogPlaces:
-    """The places of all logs; of one that has not been looked at, its end: a sequence that it does not have yet."""
+    """Returns the positions in all logs. For a log that was not examined, it is the log's end, a sequence that does not
+    exist yet."""
     return {worker: places.get(worker, 2**63) for worker in logs if before is None or worker in before}
 
 
 def following(logs: Logs, wanted: RecordFilter, since: str, *, limit: int, within_s: float) -> Sequence[FoundRecord]:
-    """The oldest records from a time on that are wanted, up to `limit`. Blocks. Raises OSError."""
+    """Returns the oldest matching records from a time on, up to `limit`. Blocks. Raises OSError."""
     ends_s = time.monotonic() + within_s
     found: list[FoundRecord] = []
     for worker, block in _blocks_by_time(logs, since):
@@ -108,10 +109,10 @@ def following(logs: Logs, wanted: RecordFilter, since: str, *, limit: int, withi
 
 
 def records_of(logs: Logs, decision_id: str, *, within_s: float) -> Sequence[FoundRecord]:
-    """The records of one decision, oldest first: those that the time allows to find, beginning at the time that its id
-    names. Blocks. Raises OSError."""
+    """Returns the records of one decision that are found within the time limit, oldest first, beginning at the time in
+    its id. Blocks. Raises OSError."""
     wanted, began_s = RecordFilter(decision_id=decision_id), time_of_id(decision_id)
-    if began_s is None:  # of another maker
+    if began_s is None:  # an id of another origin
         return search(logs, wanted, limit=2, within_s=within_s).found[::-1]
     ends_s, found = time.monotonic() + within_s, list[FoundRecord]()
     last = timestamp(began_s + AROUND_S)
@@ -125,7 +126,7 @@ def records_of(logs: Logs, decision_id: str, *, within_s: float) -> Sequence[Fou
 
 
 def record_at(logs: Logs, worker: int, seq: int) -> FoundRecord | None:
-    """One record by its place; None if the log does not have it. Blocks. Raises OSError."""
+    """Returns one record by its position; None if the log does not have it. Blocks. Raises OSError."""
     log = logs.get(worker)
     for block in () if log is None else log.since(lambda head: head.seq >= seq):
         for line in block.lines.split(b"\n"):
@@ -136,7 +137,7 @@ def record_at(logs: Logs, worker: int, seq: int) -> FoundRecord | None:
 
 
 def is_terminal(record: Mapping[str, Any]) -> bool:
-    """Whether this is the last record of its request: how a call ended, or what an enforcement point was answered."""
+    """Whether this is the last record of its request: how a call ended, or the answer to an enforcement point."""
     return record.get("event") in ("outcome", "refusal") or record.get("http_status") is not None
 
 

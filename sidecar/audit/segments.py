@@ -45,8 +45,8 @@ def files_of(path: Path) -> tuple[Path, ...]:
 
 
 def given(path: Path) -> tuple[Path, ...]:
-    """The files that a path stands for: a log's parts and its current file. A folder without a current file stands for
-    all its files, in chain order; one without files for the logs in the folders below, one after another. Raises
+    """Returns the files of a path: a log's parts and its current file. A folder without a current file means all its
+    files, in chain order; a folder without files means the logs in the folders below it, one after another. Raises
     OSError; FileNotFoundError for a folder with several logs or none."""
     if not path.is_dir():
         return (path,)

@@ -1,4 +1,4 @@
-"""Opens the audit sink that the settings name.
+"""Opens the audit sink in the settings.
 
     file      file_sink.py                   read back at start: the chain continues
     redis     carrier.py, redis_carrier.py   likewise
@@ -36,7 +36,8 @@ if TYPE_CHECKING:
 def open_sink(
     settings: Settings, key: AuditKey, instance: str, older: Sequence[AuditKey] = (), egress: Egress = DIRECT
 ) -> tuple[ChainSink, FoundEnd]:
-    """Opens the configured sink; also returns what was found in it. `older` are previous keys. Raises SettingsError."""
+    """Opens the configured sink; also returns the state that was found in it. `older` are previous keys. Raises
+    SettingsError."""
     chosen, path = settings.audit, settings.audit_path
     if chosen.sink != "file":
         carrier, found = _carrier(settings, chosen.sink, key, instance, older, egress)

@@ -1,7 +1,7 @@
 """Writes audit lines whole to standard output or a pipe.
 
 After `take`, prints of this process and its children go to standard error. A line whose first byte was written is
-completed before any other, so no reader sees a torn line in the middle.
+completed before any other line, so no reader sees an incomplete line in the middle.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class StdoutCarrier:
         self._begun, self._rest = None, b""
 
     def give_up(self) -> None:
-        """A blocked write stays blocked until its reader reads or this process ends."""
+        """A blocked write remains blocked until its reader reads or this process ends."""
 
     def close(self) -> None:
         if self._descriptor >= 0:

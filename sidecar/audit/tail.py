@@ -1,4 +1,4 @@
-"""Reads the whole lines of a log from its first file on, and follows what is appended, also after rotation."""
+"""Reads the whole lines of a log from its first file on, and follows appended lines, also after rotation."""
 
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -12,7 +12,7 @@ from sidecar.audit.segments import last_seq_of, parts_of
 
 
 def lines(paths: Sequence[Path]) -> Iterator[bytes]:
-    """Every whole line of some files; a line longer than a record comes in pieces. Raises OSError."""
+    """Every whole line of some files; a line that is longer than a record comes in pieces. Raises OSError."""
     for path in paths:
         with path.open("rb") as file:
             while line := file.readline(MAX_LINE_BYTES + 1):
@@ -46,7 +46,7 @@ def follow(paths: Sequence[Path], wait: Callable[[], object]) -> Iterator[bytes]
 
 
 def _while_it_is(path: Path, file: BinaryIO, wait: Callable[[], object]) -> Iterator[bytes]:
-    """The lines of a file for as long as it has this name, to its end."""
+    """The lines of a file to its end, while it has this name."""
     whole_at, is_over = 0, False
     while True:
         line = file.readline(MAX_LINE_BYTES + 1)
@@ -68,7 +68,8 @@ def _is_still(path: Path, file: BinaryIO) -> bool:
 
 
 class NewestLines:
-    """What is appended to a log from now on; of more than can be read at once, the newest. Not thread-safe."""
+    """Follows the lines appended to a log from now on. If there are too many, only the newest are read. Not
+    thread-safe."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._file, self._offset = path, _opened(path), 0
@@ -76,8 +77,8 @@ class NewestLines:
             self._offset = self._file.seek(0, os.SEEK_END)
 
     def read(self, max_bytes: int) -> tuple[bytes, int]:
-        """The newest whole lines since the last time, and the number of bytes before them that were passed over. Of a
-        file that was rotated meanwhile, its rest comes first. Raises OSError."""
+        """Returns the newest whole lines since the last time, and the number of skipped bytes before them. The rest of
+        a file that was rotated in the meantime comes first. Raises OSError."""
         lines, passed_bytes = self._read(max_bytes)
         if self._file is None or not _is_still(self._path, self._file):
             if self._file is not None:

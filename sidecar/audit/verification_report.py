@@ -1,4 +1,4 @@
-"""Holds the result of a verification: extent, contradictions, what is proven and what is open."""
+"""Holds the result of a verification: extent, contradictions, proven facts and open ones."""
 
 from collections import Counter
 from dataclasses import asdict, dataclass, field, fields

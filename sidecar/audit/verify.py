@@ -1,4 +1,4 @@
-"""Verifies an audit log and states what that proves.
+"""Verifies an audit log and states what the result proves.
 
     changed      a line's seal does not match its bytes, or the next line was sealed on another line
     unreadable   a line that is not a record
@@ -22,8 +22,8 @@ and of stored results, if their files are given:
     evidence-doubled   a result that appears twice
 
 Files are given oldest first. Each file but the last is anchored by the next one, the last by its `.head`; with `part`
-both ends may be elsewhere. A file that is being written can be verified: the anchor is read before the file and again
-after it.
+both ends may be elsewhere. A file can be verified while it is being written: the anchor is read before the file and
+again after it.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -89,8 +89,8 @@ def verify(
 def verify_current(
     files_now: Callable[[], tuple[Path, ...]], check: Callable[[Sequence[Path]], VerificationReport]
 ) -> tuple[tuple[Path, ...], VerificationReport]:
-    """The report on a log that is being written, and its files. The log is read again if files were set aside or
-    deleted while it was read. Raises OSError."""
+    """Returns the report on a log that is being written, and its files. The log is read again if files were rotated or
+    deleted in the meantime. Raises OSError."""
     attempt = 0
     while True:
         attempt += 1
@@ -106,7 +106,7 @@ def verify_current(
 
 
 def lies_beside(key_path: Path, path: Path) -> bool:
-    """Whether key and log are in one folder: nothing is proven against an attacker who can write both."""
+    """Whether key and log are in one folder. If so, nothing is proven against an attacker who can write both."""
     return key_path.resolve().parent == path.resolve().parent
 
 
@@ -151,7 +151,7 @@ def _check_end(
         elif not walk.part:
             report.add(path, 0, "no-anchor", "there is none, so the end of the log cannot be verified")
         return
-    # Whether the log was written meanwhile, so that the anchor has moved past what was read.
+    # Whether the log was written in the meantime, so that the anchor is newer than the lines read.
     went_on = after is not None and after.next.seq >= last_seq and (not keys or after.made_with_any(keys))
     if keys and not head.made_with_any(keys):
         names = ", ".join(key.id for key in keys)

@@ -1,7 +1,7 @@
-"""Verifies logs in a process of its own: reading gigabytes would take the core from calls.
+"""Verifies logs in a separate process, because reading gigabytes would delay calls.
 
 The order is one line of JSON on standard input, which stays open: the process ends when it is closed. It answers with
-lines of JSON, `{"read": <bytes of all logs>}` from time to time, then one `{"worker": …, "report": …}` for each log.
+lines of JSON, `{"read": <bytes of all logs>}` periodically, then one `{"worker": …, "report": …}` for each log.
 """
 
 import os
@@ -32,7 +32,7 @@ COMMAND: Final = (sys.executable, "-P", "-c", _BEGINNING)  # -P: no module is im
 
 
 def order_of(logs: Mapping[int, Path], key_paths: list[Path], checkpoint_key_paths: list[Path]) -> bytes:
-    """The order to verify the logs of some workers, with the audit keys, the present one first."""
+    """The order to verify the logs of some workers, with the audit keys, current one first."""
     order = {
         "logs": {str(worker): str(path) for worker, path in logs.items()},
         "keys": list(map(str, key_paths)),

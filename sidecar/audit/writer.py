@@ -1,4 +1,5 @@
-"""Writes audit records: at once while that is quick, otherwise in a thread, so that a slow disk blocks no event loop.
+"""Writes audit records: in the event loop while that is quick, otherwise in a thread, so that a slow disk blocks no
+event loop.
 
 Records are written in groups, so that all waiting callers share one append (group commit). The group is
 
@@ -6,11 +7,11 @@ Records are written in groups, so that all waiting callers share one append (gro
                                        The loop does it; a record that is `alone` is appended in its caller's turn
     what came while the thread worked  for all other sinks and all other work
 
-A page cache takes lines for a while after its disk has stalled, and then only the write itself shows it: the loop is
-held for that one append, for as long as the system holds it. This is bounded in two ways. After an append of `SLOW_S`
-or longer, the thread appends for `CALM_FACTOR` times as long as it took, so a disk that is slow again and again holds
-the loop for at most five per cent of the time. And the first append after `IDLE_S` without one is the thread's, so a
-disk that stalled in the meantime holds up only the calls whose records wait.
+After its disk has stalled, a page cache accepts lines for a while, and then only the write itself shows it: that one
+append blocks the loop, for as long as the system holds it. This is bounded in two ways. After an append of `SLOW_S` or
+longer, the thread appends for `CALM_FACTOR` times as long as it took, so a disk that is repeatedly slow blocks the loop
+for at most five per cent of the time. And the first append after `IDLE_S` without one is the thread's, so a disk that
+stalled in the meantime delays only the calls whose records wait.
 
     waiting     records queued for the next append
     at work     records that the thread is writing
@@ -19,8 +20,8 @@ disk that stalled in the meantime holds up only the calls whose records wait.
 
 A sink is settled `SETTLE_S` after its last append, when no other has followed.
 
-A record is not dropped while a caller waits for it. With `best_effort` callers do not wait; then a record that finds
-`MAX_WAITING` records queued is dropped and counted. Before `start`, records are written synchronously.
+A record is not dropped while a caller waits for it. With `best_effort`, callers do not wait; a record that finds
+`MAX_WAITING` queued records is dropped and counted. Before `start`, records are written synchronously.
 """
 
 import asyncio
@@ -41,7 +42,7 @@ DEADLINE_S: Final = 2.0
 MAX_AT_ONCE: Final = 256
 MAX_WAITING: Final = 20_000  # about 40 MB of records; each belongs to a running call, or to `best_effort`
 CLOSE_S: Final = 5.0
-SLOW_S: Final = 0.05  # a usual append takes 0.00002; a busy machine may not let us run for some hundredths
+SLOW_S: Final = 0.05  # a usual append takes 0.00002; on a busy machine this process may not run for some hundredths
 CALM_FACTOR: Final = 20
 IDLE_S: Final = 1.0
 SETTLE_S: Final = 0.05  # after the last append
@@ -50,47 +51,47 @@ log = logging.getLogger("sidecar.audit")
 
 
 class RecordSink(Protocol):
-    """Takes records. All methods may block, and are called by one thread at a time."""
+    """Accepts records. All methods may block, and are called by one thread at a time."""
 
     def append(self, records: Sequence[Unsealed]) -> int:
-        """Place the first records in the chain and write them, all or none. Returns how many, at least one. Raises
+        """Places the first records in the chain and writes them, all or none. Returns how many, at least one. Raises
         OSError if none was written; with UnfitHead, fewer may fit."""
 
     def quick_append(self, count: int) -> Append | None:
-        """The `append` of the next so many records, if it does not wait for a device, a network or a reader."""
+        """The `append` of this number of records, if it does not wait for a device, a network or a reader."""
 
     def settle(self) -> None:
-        """Finishes or undos the last append, so that the next record follows on what is there, and what is there can be
-        proved. Raises OSError."""
+        """Finishes or undoes the last append, so that the next record follows the existing ones, and the existing ones
+        can be proved. Raises OSError."""
 
     def abandon(self) -> None:
-        """Gives up the running append if possible. Called from another thread."""
+        """Abandons the running append if possible. Called from another thread."""
 
     def close(self) -> None:
         """Closes the sink. Later appends fail."""
 
 
 Counts = Sequence[list[float]]
-"""What counts a record, whether or not a caller waited: the number of those written, and of those lost."""
+"""Counts a record, whether or not a caller waited: the number of written records, and of lost ones."""
 
 
 class WriteJob(Unsealed):
-    """A record or other work. Awaiting it returns its result; the loop may then have a turn to append the record."""
+    """A record or other work. Awaiting it returns its result; the loop may use the wait to append the record."""
 
     work: Callable[[], Any] | None = None
     waits = True
     is_done = False
     result: Any = None
-    """None, or what the work returned, or the exception."""
+    """None, the value that the work returned, or the exception."""
     value: Any = None
-    """What the caller is told: the result, or that it is late."""
+    """The caller's answer: the result, or that it is late."""
     future: asyncio.Future[None] | None = None
 
     def __init__(self, start: str, rest: str, counts: Counts) -> None:
         self.start, self.rest, self.counts = start, rest, counts
 
     def __await__(self) -> Generator[Any, None, Any]:
-        yield  # a record that the loop itself appends is written when the caller's turn comes again
+        yield  # the loop appends the record before the caller runs again
         if not self.is_done:
             self.future = asyncio.get_running_loop().create_future()
             yield from self.future
@@ -119,7 +120,7 @@ class RecordWriter:
         self._late: asyncio.TimerHandle | None = None
         self._idle: asyncio.Future[None] | None = None
         self._settling: asyncio.TimerHandle | None = None
-        self._finished: Sequence[WriteJob] | None = None  # by the thread; the loop is to hear of it
+        self._finished: Sequence[WriteJob] | None = None  # by the thread; the loop has not been notified yet
         self._begins = self.stalled = self._failed = self._closed = self._unsettled = False
         self._work_waits = False
         self._quick_from_mono_s = 0.0
@@ -141,7 +142,7 @@ class RecordWriter:
 
     def put(self, job: WriteJob, *, alone: bool = False) -> WriteJob | None:
         """Begins to write a record. `alone`: no other is expected in this turn of the loop. Returns None if it is
-        written, or else the job, whose result is None or an exception. Raises OSError if it cannot be written."""
+        written, otherwise the job, whose result is None or an exception. Raises OSError if it cannot be written."""
         began_s, append = monotonic(), None
         if alone and not self._waiting:
             append = self._quick_append(began_s, 1)
@@ -218,7 +219,7 @@ class RecordWriter:
         self._jobs.put(jobs)
 
     def _quick_append(self, now_s: float, count: int) -> Append | None:
-        """The append that the loop may do: none for a while after a slow append, nor after a pause."""
+        """The append that the loop may use: none for a while after a slow append, nor after a pause."""
         is_calm = self._quick_from_mono_s <= now_s < self._quick_until_mono_s
         return self.sink.quick_append(count) if is_calm else None
 
@@ -236,8 +237,8 @@ class RecordWriter:
             self._idle.set_result(None)
 
     def _judge(self, last: Any, began_s: float, ended_s: float) -> None:
-        """Notes whether records can be written, by the result of the last one, leave the next ones to the thread if it
-        was slow, and have the sink settled later."""
+        """Notes whether records can be written, by the result of the last one. Leaves the next ones to the thread if it
+        was slow, and schedules the sink's settling."""
         if ended_s - began_s >= SLOW_S:
             self._quick_from_mono_s = ended_s + CALM_FACTOR * (ended_s - began_s)
         if self._unsettled and self._settling is None:
@@ -276,13 +277,13 @@ class RecordWriter:
             self._settling = self._loop.call_later(SETTLE_S, self._settle_if_idle)
 
     def _settle(self) -> None:
-        with suppress(OSError):  # the next append fails likewise, and tells its callers
+        with suppress(OSError):  # the next append fails in the same way and reports it to its callers
             self.sink.settle()
             self._unsettled = False
 
     def _stall(self) -> None:
         """Fails waiting callers now; later results of the thread's records are ignored."""
-        if self._finished is self._at_work:  # in time, and the loop had no turn until now
+        if self._finished is self._at_work:  # it finished in time, but the loop did not run until now
             return
         self.stalled = True
         log.error(
@@ -304,7 +305,7 @@ class RecordWriter:
             self._finished = jobs
             try:
                 loop.call_soon_threadsafe(self._end, jobs, began, monotonic())
-            except RuntimeError:  # the loop is gone, with all waiting callers
+            except RuntimeError:  # the loop has ended, with all waiting callers
                 return
 
     def _do(self, jobs: Sequence[WriteJob], append: Append) -> None:
@@ -334,7 +335,7 @@ class RecordWriter:
 
 
 def _close(jobs: Iterable[WriteJob]) -> None:
-    """Counts the results and tell them to whoever waits."""
+    """Counts the results and reports them to all waiting callers."""
     for job in jobs:
         result = job.result
         job.counts[isinstance(result, OSError)][0] += 1.0
@@ -345,7 +346,8 @@ def _close(jobs: Iterable[WriteJob]) -> None:
 
 
 def _failed(failure: Exception, records: Sequence[Unsealed]) -> OSError:
-    """What is told to those who wait for these records: without the frames that raised it, which hold the records."""
+    """Returns the error for the waiting callers of these records, without the frames that raised it, which hold the
+    records."""
     if not isinstance(failure, OSError):
         log.error("an audit sink failed unexpectedly", exc_info=failure)
         return OSError(errno.EIO, f"{type(failure).__name__}: {failure}"[:200])
@@ -364,7 +366,7 @@ def _tried(work: Callable[[], Any]) -> Any:
 
 
 def _value(end: Any) -> Any:
-    if isinstance(end, OSError):  # one exception per waiting caller: an exception keeps the frames that raised it
+    if isinstance(end, OSError):  # one exception for each waiting caller: an exception holds the frames that raised it
         raise OSError(*end.args)
     if isinstance(end, BaseException):
         raise end
