@@ -1,6 +1,6 @@
 """Makes and reads signing keys, and signs tokens.
 
-Used for sidecar's own tokens, and for development. The private key is one PEM file, the public one a JWKS as
+Used for the sidecar's own tokens, and for development. The private key is one PEM file, the public one a JWKS as
 `jwks_path` reads it. The key id is the RFC 7638 thumbprint, which can be computed from either file.
 """
 
@@ -66,7 +66,7 @@ class SigningKey:
         ).decode("ascii")
 
     def sign(self, claims: Mapping[str, Any], typ: str = "at+jwt", kid: str = "") -> str:
-        """Returns a signed compact JWT. `kid` is the key's id at the verifier, by default its thumbprint."""
+        """Returns a signed compact JWT. `kid` is the key's id for the verifier, by default its thumbprint."""
         headers = {"kid": kid or self.kid, "typ": typ}
         return jwt.encode(dict(claims), self.private, algorithm=self.algorithm, headers=headers)
 
@@ -121,7 +121,7 @@ def private_key_from(path: Path) -> SigningKey:
         mode = path.stat().st_mode
         if not stat.S_ISREG(mode):
             raise _unusable(path, "is not a regular file")
-        if mode & 0o037:  # the group may read, because secrets are mounted so
+        if mode & 0o037:  # the group may read, because secrets are mounted this way
             raise _unusable(path, f"can be read by others (mode {stat.S_IMODE(mode):04o})", f"chmod 600 {path}")
         return read_signing_key(path)
 
@@ -181,7 +181,7 @@ def _jwk(public: PublicKey) -> Mapping[str, Any]:
 
 @contextmanager
 def _told(path: Path) -> Iterator[None]:
-    """Turns errors about a key file into SettingsError."""
+    """Converts errors about a key file into SettingsError."""
     try:
         yield
     except OSError as error:

@@ -1,7 +1,7 @@
 """Loads certificates and builds TLS contexts.
 
 A listener's context is built from its files when they are read. A reload reads them again, and the next handshake uses
-the new context (`follows`). If client certificates are requested, only TLS 1.3 without resumption is spoken: a resumed
+the new context (`follows`). If client certificates are requested, only TLS 1.3 without resumption is used: a resumed
 session would admit a caller whose authority is no longer trusted (threats A9).
 """
 
@@ -43,7 +43,7 @@ NOTHING: Final = ShownCertificate()
 
 
 def tls_from(files: TlsFiles) -> TlsContexts:
-    """Builds the context. Raises SettingsError for files that are unusable, or do not match."""
+    """Builds the context. Raises SettingsError for files that are unusable or do not match each other."""
     check_private(files.key_path)
     context = TlsContexts(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
@@ -84,7 +84,7 @@ def trusted_pem(beside: str = "") -> str:
 @lru_cache(maxsize=8)
 def client_tls(beside: str = "", instead: str = "") -> ssl.SSLContext:
     """Returns the context of outgoing connections. It trusts the authorities `instead` (PEM), or those of the system,
-    which OpenSSL takes from `SSL_CERT_FILE` and `SSL_CERT_DIR`, and those `beside` them."""
+    which OpenSSL takes from `SSL_CERT_FILE` and `SSL_CERT_DIR`, and those `beside` them in addition."""
     context = ssl.create_default_context(cadata=instead or None)
     if beside and not instead:
         context.load_verify_locations(cadata=beside)
@@ -118,7 +118,7 @@ def _ask_for_certificates(context: TlsContexts, path: Path, *, required: bool) -
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.options |= ssl.OP_NO_TICKET
     context.num_tickets = 0
-    # A certificate that is shown must be valid in either mode: otherwise the handshake fails.
+    # A certificate that is shown must be valid in either mode; otherwise the handshake fails.
     context.verify_mode = ssl.CERT_REQUIRED if required else ssl.CERT_OPTIONAL
     context.trust = sha256(pem.encode()).hexdigest()
 

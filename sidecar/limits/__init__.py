@@ -2,21 +2,21 @@
 
     budgets.py            parses budgets.yaml into rules; amounts.py: exact decimal amounts
     plan.py               turns an allowed call into its charges: the counters that it moves
-    __init__.py           opens the store; reserves all charges or none, holds slots, returns what was not used
+    __init__.py           opens the store; reserves all charges or none, holds slots, returns the unused part
     store.py              the interface of a counter store: memory_store.py or redis_store.py (admit.lua, settle.lua,
                           whole.lua)
-    topology.py           finds the server that counts: a single node, Sentinel's primary, or our slot's owner
-    store_connection.py   keeps one connection to that server; redis_pipeline.py: pipelines calls over it
+    topology.py           finds the server that counts: a single node, Sentinel's primary, or the slot's owner
+    store_connection.py   holds one connection to that server; redis_pipeline.py: pipelines calls over it
     counter_memory.py     restores counters that the store lost (epoch.lua, guard.lua, restore.lua)
     refusal_tracker.py    tracks a store that answers with errors
-    degraded.py           admits a bounded number of calls while the store is down
+    degraded.py           admits a bounded number of calls while the store is unavailable
     counters.py           the arithmetic of hours, days, months, rates and slots
     session_calls.py      limits lists and pings
 
-A call is charged before the request is sent to the upstream. Once sending begins, the charges stay whatever the
+A call is charged before the request is sent to the upstream. Once sending begins, the charges remain, whatever the
 upstream does; until then every charge is returned (argument refused, caller disconnected, internal error). The maximum
 cost of a call is reserved; the part that its complete response did not cost is returned. Without a response the whole
-reservation stays, because the cost is unknown.
+reservation remains, because the cost is unknown.
 """
 
 from __future__ import annotations
@@ -86,9 +86,9 @@ class Limiter:
         """Extends the leases of `held`, once `extend_later` was called."""
 
     def reserve(self, plan: LimitPlan, decision_id: str) -> Lease:
-        """Charges a plan for one call; `decision_id` is our own id, one per call. If the lease is `pending`, the charge
-        takes effect, or is refused, with `await lease.charge()`. In the end `lease.end()` is due. `async with` does
-        both."""
+        """Charges a plan for one call; `decision_id` is the sidecar's own id of the call. If the lease is `pending`,
+        the charge takes effect, or is refused, with `await lease.charge()`. `lease.end()` must be called at the end.
+        `async with` does both."""
         lease = Lease(self, plan, decision_id)
         if charges := plan.charges:
             try:
@@ -112,7 +112,7 @@ class Limiter:
         await self.store.close()
 
     def extend_later(self) -> None:
-        """Extends the leases of charged calls from time to time, until they end."""
+        """Extends the leases of charged calls periodically, until they end."""
         self.beat = asyncio.get_running_loop().call_later(self._beat_s, self._extend)
 
     def _extend(self) -> None:
@@ -124,21 +124,21 @@ class Limiter:
 
 
 class Lease:
-    """What one call holds, and the states of its limits. Set `forwarded` just before writing to the upstream; from then
-    on the charges stay."""
+    """The slots of one call, and the states of its limits. Set `forwarded` immediately before writing to the upstream;
+    from then on the charges remain."""
 
     pending = False
-    """Whether `charge` is still to be awaited."""
+    """Whether `charge` must still be awaited."""
     forwarded = False
     degraded = False
-    """Whether this instance admitted the call locally because the store is down."""
+    """Whether this instance admitted the call locally because the store is unavailable."""
     numbers: Sequence[int] | None = None
     """A `Verdict`'s numbers, as of the charge."""
     charged = 0
     """The amount charged to each of `states`."""
     counted: tuple[object, tuple[int, ...]] | None = None
-    """The charges, the same object for the same plan, and what remained of each limit. None if a limit counts costs, or
-    nothing was charged."""
+    """The charges, the same object for the same plan, and the remaining amount of each limit. None if a limit counts
+    costs, or nothing was charged."""
     _excused: LimitState | None = None
     _told: Mapping[str, int] | None = None
     _spent: Mapping[str, int] | None = None
@@ -149,7 +149,7 @@ class Lease:
     async def charge(self, excuse: Excuse | None = None) -> None:
         """Waits for the charge if it is pending. Raises Refusal: RATE_LIMITED, QUOTA_SPENT, BUDGET_SPENT or
         TOO_MANY_CONCURRENT, with the limit that takes longest to have room; or STORE_UNAVAILABLE. If `excuse` returns
-        true for it, the call goes on uncharged."""
+        true for the refusal, the call continues uncharged."""
         if not self.pending:
             return
         self.pending = False
@@ -176,8 +176,8 @@ class Lease:
             del refusal, why  # their tracebacks refer to this frame, and it to the request
 
     def end(self) -> None:
-        """Frees the slots and returns what the call did not spend, or every charge if it was not `forwarded`. Does not
-        await, so it cannot be cancelled."""
+        """Frees the slots and returns the unspent part of the charges, or every charge if it was not `forwarded`. Does
+        not await, so it cannot be cancelled."""
         limiter, decision_id, plan = self._limiter, self._decision_id, self.plan
         if limiter.held.pop(decision_id, None) is None:
             return
@@ -201,7 +201,7 @@ class Lease:
         return tuple(_settled(state, charge, spent) for state, charge in zip(states, charges, strict=True))
 
     def heard(self, result: Mapping[str, Any]) -> None:
-        """Takes the call's result, or one event of it, which may report the call's cost. The last report counts."""
+        """Takes the call's result, or one event of it, which may report the call's cost. The last report applies."""
         if self.plan.settles and self.plan.tells(result):
             self._told = self.plan.spent(result)
 
@@ -223,10 +223,10 @@ class Lease:
 
 
 def _refusal(plan: LimitPlan, verdict: Verdict) -> Refusal:
-    """Refuses with the limit that has the longest wait; an earlier retry would only be refused again."""
+    """Refuses with the limit that has the longest wait, because an earlier retry would be refused again."""
     charge, standing = max(zip(plan.charges, verdict.standings, strict=True), key=lambda pair: pair[1].wait_us)
     state = _state(charge, standing.remaining, standing.reset_us)
-    if verdict.degraded:  # the local allowance is used up; the limit itself may have room
+    if verdict.degraded:  # the local allowance is used; the limit itself may have room
         return Refusal(Reason.STORE_UNAVAILABLE, limit=state, retry_after_s=RETRY_OUTAGE_S)
     reason = Reason.BUDGET_SPENT if charge.unit else _REASONS[charge.kind]
     return Refusal(reason, limit=state, retry_after_s=standing.wait_us / SECOND_US)

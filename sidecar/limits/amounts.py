@@ -23,7 +23,7 @@ _EXACT = Context(prec=80)
 _DOTTED = re.compile(r"[^./~\s]{1,128}(\.[^./~\s]{1,128}){0,15}")
 _POINTER = re.compile(r"(/([^/~]|~[01]){1,256}){1,16}")
 
-# Where an agent's result may hold the path's first step (A2A 1.0, 3.1 and 4.2).
+# The possible places of the path's first step in an agent's result (A2A 1.0, 3.1 and 4.2).
 _PARTS: Final = ("task", "message", "statusUpdate", "artifactUpdate")
 
 

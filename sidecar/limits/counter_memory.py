@@ -3,7 +3,7 @@
     seen     per counter, how much was used in total when this instance last charged it. For a store that was emptied
              or replaced: when all living instances report what they saw last, the store has the latest state.
     charged  this instance's charges of the last two minutes, numbered. For a promoted replica: replication loses a
-             suffix of the writes, and the number that the replica has marks where that suffix begins.
+             suffix of the writes, and the number that the replica has marks the beginning of that suffix.
 
 Both are bounded. Dropped entries are not restored; `dropped` counts them.
 """
@@ -25,14 +25,15 @@ MAX_CHARGED = 20_000  # about 160 charges a second for `KEPT_S`
 KEPT_S = 120.0
 """Longer than Sentinels need by default (30 s) to declare a primary down and promote another."""
 CHARGED_AGAIN_S = 3600.0
-"""Older charges have left the one-hour window. A tide that was not refreshed for a day expires."""
+"""Older charges are outside the one-hour window. A tide that was not refreshed for a day expires."""
 MAX_LATEST = 1_000
 SWEPT_AT_ONCE = 2
 FORGOTTEN_EVERY = 32  # charges
 
 
 class SeenUsage(NamedTuple):
-    """A counter as last seen: when, how much was used, and when all of it is back; µs since the epoch."""
+    """A counter as last seen: the time, the amount used, and the time at which all of it is available again; µs since
+    the epoch."""
 
     kind: Kind
     key: str
@@ -42,7 +43,7 @@ class SeenUsage(NamedTuple):
 
 
 LatestCharge = tuple[Charges, Verdict, bool]
-"""The latest charge of a plan, which `seen` does not have yet, and whether there are slots among its charges."""
+"""The latest charge of a plan, which is not in `seen` yet, and whether there are slots among its charges."""
 RecentCharge = tuple[int, float, Charges]
 """One charge by this instance: its number, which increases by one per reservation, and its monotonic time."""
 
@@ -53,11 +54,11 @@ class CounterMemory:
     def __init__(self, *, max_seen: int = MAX_SEEN, max_charged: int = MAX_CHARGED) -> None:
         self._max_seen = max_seen
         self._max_charged = max_charged
-        # Most recently seen last, so that expired entries gather in front. Slots are held, not seen.
+        # Most recently seen last, so that expired entries are at the front. Slots are held, not seen.
         self._seen: dict[Kind, OrderedDict[str, SeenUsage]] = {kind: OrderedDict() for kind in SEEN_KINDS}
         self._charged: OrderedDict[str, RecentCharge] = OrderedDict()
         self._held: dict[str, Charges] = {}
-        self._latest: dict[int, LatestCharge] = {}  # by the identity of its charges; the last is the latest
+        self._latest: dict[int, LatestCharge] = {}  # by the identity of its charges, latest last
         self._now_us = 0  # the store's last reported time
         self.dropped = 0
 
@@ -81,7 +82,8 @@ class CounterMemory:
         charged[decision_id] = number, now_s, charges
 
     def _see_latest(self) -> None:
-        """Notes what the latest charge of each plan says of its counters. The last one of a counter says it all."""
+        """Records the counters in the latest charge of each plan. The last charge of a counter includes the earlier
+        ones."""
         for charges, (_, now_us, numbers, *_), _ in self._latest.values():
             for charge, remaining, full_us in zip(charges, numbers[::3], numbers[2::3], strict=True):
                 if (seen := self._seen.get(charge.kind)) is None:
@@ -92,7 +94,7 @@ class CounterMemory:
         self._latest.clear()
 
     def released(self, charges: Charges, decision_id: str) -> None:
-        """Records the end of a call. `charges` are its slots and what it did not spend."""
+        """Records the end of a call. `charges` are its slots and the unspent part."""
         self._held.pop(decision_id, None)
         for charge in charges:
             if charge.kind != "concurrency" and (charged := self._charged.get(decision_id)):
@@ -108,7 +110,7 @@ class CounterMemory:
             self._use_less(charges)
 
     def reset(self, keys: Collection[str]) -> None:
-        """Forgets what was charged to these counters before they were reset."""
+        """Forgets the charges of these counters before they were reset."""
         self._see_latest()
         gone = frozenset(keys)
         for seen in self._seen.values():

@@ -1,7 +1,7 @@
 """Implements the arithmetic of each kind of counter, in integer microseconds since the epoch.
 
 `admit.lua` does the same in Redis; one test compares the two. `take` charges a call if there is room for it. `undo`
-takes that back at once, because another of the call's limits had none. `give_back` returns an earlier charge. `ask`
+reverses this immediately, because another limit of the call had no room. `give_back` returns an earlier charge. `ask`
 does not change counts.
 
     SlidingWindow     hour          one-minute buckets: at most N in any 60 minutes; all N are back after 61 idle ones
@@ -10,7 +10,8 @@ does not change counts.
     ConcurrencySlots  concurrency   leases that expire
 
 A clock that steps back loses no count: a counter continues in the latest period that it has seen. If the clock was
-ahead by more than one further period, the count is moved to the current time, so that the limit does not stay blocked.
+ahead by more than one further period, the count is moved to the current time, so that the limit does not remain
+blocked.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ SLOT_WAIT_US = SECOND_US  # the end of a running call is unknown; suggest a retr
 
 
 class CounterState(NamedTuple):
-    """The state of a limit. `wait_us` is 0 if there is room, otherwise the time until there is. `reset_us` is when all
-    of it is back if nothing more is charged, in µs since the epoch; 0 for concurrency."""
+    """The state of a limit. `wait_us` is 0 if there is room, otherwise the time until there is room. `reset_us` is when
+    all of it is available again if nothing more is charged, in µs since the epoch; 0 for concurrency."""
 
     remaining: int
     wait_us: int
@@ -39,7 +40,7 @@ class CounterState(NamedTuple):
 
 
 Told = tuple[int, int, int]
-"""The fields of a CounterState as a plain tuple: ten times cheaper, and most are never read."""
+"""The fields of a CounterState as a plain tuple, which is ten times cheaper. Most are never read."""
 
 
 class SlidingWindow:
@@ -50,10 +51,11 @@ class SlidingWindow:
     def __init__(self, bucket_us: int = MINUTE_US) -> None:
         self._bucket_us = bucket_us
         self._far_us = (WINDOW_BUCKETS + 1) * bucket_us
-        # [its end in µs, count, 1 if it stays when its count is 0], oldest first; the newest is among them once charged
+        # [its end in µs, count, 1 if it remains when its count is 0], oldest first; the newest is among them once
+        # charged
         self._buckets: deque[list[int]] = deque()
         self._newest = [0, 0, 0]
-        self._ends_us = self._reset_us = 0  # the current bucket's end, and when it leaves the window
+        self._ends_us = self._reset_us = 0  # the current bucket's end, and the time at which it leaves the window
         self._total = 0
 
     def _turn(self, now_us: int) -> None:
@@ -85,7 +87,7 @@ class SlidingWindow:
         return (WINDOW_BUCKETS + 1) * self._bucket_us
 
     def _gone_us(self, ends_us: int) -> int:
-        """When a bucket leaves the window."""
+        """Returns the time at which a bucket leaves the window."""
         return ends_us + WINDOW_BUCKETS * self._bucket_us
 
     def take(self, charge: LimitCharge, now_us: int, owner: str) -> Told | None:
@@ -187,15 +189,15 @@ def month_end_us(moment_us: int) -> int:
 class RateLimit:
     """One call per `interval_us`, and bursts of `most` (the generic cell rate algorithm).
 
-    Once the burst was fully replenished, returning an earlier charge would exceed the rate. So each charge that finds
-    less than one call of backlog is recorded as a low tide: a return of a charge made before it is worth at most the
-    backlog at that moment; of one made before the previous low tide, nothing."""
+    Once the burst is fully available again, returning an earlier charge would exceed the rate. So each charge that
+    finds less than one call of backlog is recorded as a low tide. A return of a charge from before it is worth at most
+    the backlog at that moment; a return from before the previous low tide is worth nothing."""
 
     __slots__ = ("_state", "_was")
 
     def __init__(self) -> None:
-        # When the whole burst is available again (the algorithm's "theoretical arrival time"), the last low tide, the
-        # backlog then, and the low tide before that. A tuple, so that a charge is undone by putting the last one back.
+        # The time at which the whole burst is available again (the algorithm's "theoretical arrival time"), the last
+        # low tide, its backlog, and the previous low tide. A tuple, so that restoring the last one undoes a charge.
         self._state = self._was = (0, 0, 0, 0)
 
     def take(self, charge: LimitCharge, now_us: int, owner: str) -> Told | None:
@@ -224,7 +226,7 @@ class RateLimit:
         return CounterState((burst_us - backlog_us) // interval_us, max(0, over_us), now_us + backlog_us)
 
     def _cap(self, charge: LimitCharge, now_us: int) -> None:
-        """Cap the backlog at one burst: a limit must not block until a clock that stepped back catches up."""
+        """Caps the backlog at one burst, because a limit must not block until a clock that stepped back catches up."""
         full_at_us, low_at_us, low_us, before_us = self._state
         burst_us = charge.most * charge.interval_us
         self._state = min(full_at_us, now_us + burst_us), low_at_us, low_us, before_us
@@ -287,7 +289,7 @@ class ConcurrencySlots:
         self._ends_us.pop(owner, None)
 
     def extend(self, now_us: int, owner: str) -> None:
-        # An expired lease stays expired: its slot may have been given to another call.
+        # An expired lease remains expired, because another call may have its slot.
         if self._ends_us.pop(owner, 0) > now_us:
             self._ends_us[owner] = now_us + self._lease_us
 

@@ -1,8 +1,9 @@
-"""Admits a bounded number of calls locally while the shared store is down.
+"""Admits a bounded number of calls locally while the shared store is unavailable.
 
 The number is absolute, per limit, window and instance, continues across outages within a window, and is charged to the
-store when the store is back. Calls that cost money are not admitted: a budget that is not counted has no bound. When
-the number is used up the caller gets 503 for the outage, not a limit refusal: the limit may have room.
+store when the store is available again. Calls with a cost are not admitted, because an uncounted budget has no bound.
+When the number is used, the caller receives 503 for the outage instead of a limit refusal, because the limit may have
+room.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ if TYPE_CHECKING:
     from sidecar.limits.redis_store import RedisCounters
 
 OWED_S = 3600.0
-"""After this time, charges that could not be sent to the store have left the one-hour window."""
+"""After this time, charges that could not be sent to the store are outside the one-hour window."""
 
 
 class DegradedStore:
-    """A shared store that admits, while it is down, `most` calls per limit and window locally."""
+    """A shared store that admits `most` calls per limit and window locally while it is unavailable."""
 
     def __init__(self, shared: RedisCounters, here: MemoryCounters, most: int) -> None:
         self.inner, self.kind = shared, shared.kind
@@ -48,7 +49,7 @@ class DegradedStore:
         verdict = await self._here.reserve(lent, decision_id)
         if verdict.admitted:
             self._lent[decision_id] = lent
-            # The store may have recorded this decision as given back: the reservation was sent but not answered.
+            # The store may have recorded this decision as returned: the reservation was sent but not answered.
             self.inner.charge_later(lasting(charges), _here(decision_id), OWED_S)
         return verdict._replace(degraded=True)
 

@@ -1,4 +1,4 @@
-"""Keeps counters in this process.
+"""Stores counters in this process.
 
 Every step runs between two turns of the event loop, so it is atomic. Counters and records are bounded.
 """
@@ -63,12 +63,12 @@ class MemoryCounters:
         self._tables: dict[Kind, OrderedDict[str, Counter]] = {kind: OrderedDict() for kind in self._fresh}
         # The counters of the charges of a plan, by their identity; no longer valid once a counter was dropped.
         self._bound: dict[int, tuple[Charges, Bound]] = {}
-        # decision id → when it was charged (0: given back), end of record; nearest end first
+        # decision id → the time of the charge (0: returned), end of record; nearest end first
         self._records: dict[str, tuple[int, int]] = {}
         self._none_ends_before_us = 0
 
     def charge_now(self, charges: Charges, decision_id: str, now_us: int = 0) -> list[int] | None:
-        if decision_id in self._records:  # charged or given back before
+        if decision_id in self._records:  # charged or returned earlier
             return None
         now_us = now_us or round(self._clock() * SECOND_US)
         bound = self._bound.get(id(charges))
@@ -153,7 +153,7 @@ class MemoryCounters:
         return tuple([(charge, self._fresh[charge.kind]() if found is None else found) for charge, found in known])
 
     def _bind(self, charges: Charges, counters: Bound, now_us: int, decision_id: str) -> None:
-        """Inserts the new ones among these counters, which were just charged, and remember whose they are."""
+        """Inserts the new ones among these counters, which were just charged, and stores their plan."""
         for charge, counter in counters:
             table = self._tables[charge.kind]
             if charge.key in table:
@@ -168,7 +168,8 @@ class MemoryCounters:
         self._bound[id(charges)] = charges, counters
 
     def _sweep(self, table: OrderedDict[str, Counter], now_us: int) -> None:
-        """Drops the first few counters if they are idle; the others move to the end, so that all have their turn."""
+        """Drops the first few counters if they are idle; the others move to the end, so that all are checked in
+        turn."""
         many = SWEPT_AT_ONCE if len(table) < self._max_counters else SWEPT_WHEN_FULL
         for _ in range(min(many, len(table))):
             key, counter = table.popitem(last=False)

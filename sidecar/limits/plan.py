@@ -28,9 +28,9 @@ RolesOf = Callable[[Principal], frozenset[str]]
 
 
 COSTING = frozenset({"tools/call", "prompts/get", "resources/read", "message/send", "message/stream"})
-"""Methods that start work and so may cost. Reading or ending work does not."""
+"""Methods that start work and may therefore cost. Reading or ending work does not."""
 ENDING = frozenset({"resources/unsubscribe"})
-"""Methods that are authorized as the method they end, and are not charged to the rules that allow that."""
+"""Methods that are authorized like the method that they end, but are not charged to the rules that allow it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +47,8 @@ class LimitCap:
 class BudgetRule:
     """One line of budgets.yaml, or of an agent's own settings (`agents`). With `each`, every principal has its own
     counter; otherwise all share one. `pattern` names objects (`tools`, `agents`), or principals or roles (`principals`,
-    `budgets`), with the single wildcard `*`; in `budgets` "" matches every principal. Budgets count what calls on
-    `object` cost in `unit`."""
+    `budgets`), with the single wildcard `*`; in `budgets` "" matches every principal. Budgets count the costs of calls
+    on `object` in `unit`."""
 
     source: Source
     pattern: str
@@ -60,7 +60,7 @@ class BudgetRule:
 
     @property
     def names_objects(self) -> bool:
-        """Whether it limits what is called, rather than who calls."""
+        """Whether it limits the called objects rather than the callers."""
         return self.source in ("tools", "agents")
 
     @property
@@ -68,14 +68,14 @@ class BudgetRule:
         return self.pattern.startswith("role:")
 
     def means(self, name: str, roles: frozenset[str]) -> bool:
-        """Whether the pattern names this principal, or one of its roles."""
+        """Whether the pattern matches this principal or one of its roles."""
         return any(glob(word, self.pattern) for word in (roles if self.names_roles else (name,)))
 
 
 @dataclass(frozen=True, slots=True)
 class CallCost:
-    """The cost of a call on `object`: what its result reports at `path`, otherwise `per_call`; never more than `most`.
-    Amounts are millionths of `unit`."""
+    """The cost of a call on `object`: the amount that its result reports at `path`, otherwise `per_call`; never more
+    than `most`. Amounts are millionths of `unit`."""
 
     object: str
     unit: str
@@ -86,10 +86,10 @@ class CallCost:
 
 @dataclass(frozen=True, slots=True)
 class LimitCharge:
-    """One counter that a call moves. `limit` is its label, made of configuration only; `key` names the counter. `most`
-    is the limit's number (for a rate, the burst), `interval_us` a rate's time between two calls, `window_s` the length
-    of the window (0 for concurrency). A limit with a `unit` counts costs: `most` and `amount` are then in millionths of
-    it."""
+    """One counter that a call moves. `limit` is its label, which consists of configuration only; `key` names the
+    counter. `most` is the limit's number (for a rate, the burst), `interval_us` a rate's time between two calls,
+    `window_s` the length of the window (0 for concurrency). A limit with a `unit` counts costs: `most` and `amount` are
+    then in millionths of it."""
 
     limit: str
     kind: Kind
@@ -109,7 +109,7 @@ _WINDOWS_S: dict[Kind, float] = {"hour": 3600.0, "day": 86400.0, "month": 31 * 8
 
 
 def lasting(charges: tuple[LimitCharge, ...]) -> tuple[LimitCharge, ...]:
-    """All charges but slots, which are freed when their call ends."""
+    """All charges except slots, which are freed when their call ends."""
     return tuple([charge for charge in charges if charge.kind != "concurrency"])
 
 
@@ -123,7 +123,7 @@ class LimitPlan:
     slots: tuple[LimitCharge, ...] = field(init=False, compare=False)
     """The charges that are freed when the call ends."""
     paid: bool = field(init=False, compare=False)
-    """Whether a limit counts what the call costs."""
+    """Whether a limit counts the cost of the call."""
     settles: bool = field(init=False, compare=False)
     """Whether the call may cost less than was reserved."""
     _without_slots: LimitPlan | None = field(init=False, compare=False, repr=False)
@@ -139,7 +139,7 @@ class LimitPlan:
 
     @property
     def at_creation(self) -> LimitPlan:
-        """The charges when a task is created: all but the slots, which are taken once the task is with its agent."""
+        """The charges when a task is created: all except the slots, which are taken once the task is at its agent."""
         return self._without_slots or self
 
     @property
@@ -152,7 +152,7 @@ class LimitPlan:
         return any(cost.path and reported(result, cost.path, cost.most) is not None for cost in self.costs)
 
     def spent(self, result: Mapping[str, Any] | None) -> Mapping[str, int]:
-        """The cost of a call, by unit: as its result reports, otherwise as declared."""
+        """The cost of a call, by unit: the reported one, otherwise the declared one."""
         spent: dict[str, int] = {}
         for cost in self.costs:
             told = reported(result, cost.path, cost.most) if result is not None and cost.path else None
@@ -170,7 +170,7 @@ NOTHING = LimitPlan()
 
 
 class PlanOfAnswer(NamedTuple):
-    """A plan, and for which answer of policy to which call it was made."""
+    """A plan, with the policy answer and the call for which it was made."""
 
     links: tuple[Link, ...]
     limits: tuple[RowLimit, ...]
@@ -200,7 +200,7 @@ class Budgets:
 
     @property
     def entries(self) -> tuple[BudgetRule, ...]:
-        """All entries that limit."""
+        """All entries that set a limit."""
         return (*self.tools, *self.offers, *self.principals, *self.spending)
 
     @property
@@ -313,7 +313,7 @@ def _spending(
 ) -> Iterator[LimitCharge]:
     """The maximum cost of the call, in each budget of its unit."""
     due: dict[str, int] = {}
-    for cost in costs:  # capped just above the largest limit, so that the sum stays countable and is still refused
+    for cost in costs:  # capped just above the largest limit, so that the sum can be counted and is still refused
         due[cost.unit] = min(due.get(cost.unit, 0) + cost.most, MOST + 1)
     for entry in entries:
         amount = due.get(entry.unit, 0)

@@ -4,11 +4,11 @@ Redis answers in the order in which commands are sent, so the oldest pending rep
 its caller no longer waits. All commands of one turn of the loop are sent in one write; bytes are parsed as they arrive.
 
 A timer watches the oldest reply with a waiting caller. If nothing was received since its command was sent, the
-connection is condemned and all waiting callers fail at once. If other replies arrived meanwhile, only the late caller
-fails and its reply is dropped when it arrives, unless every reply has been late for a while.
+connection is condemned and all waiting callers fail at once. If other replies arrived in the meantime, only the late
+caller fails and its reply is dropped when it arrives, unless every reply has been late for a while.
 
-redis-py opens the connection; then this module takes its transport over. redis-py's own reader and client would cost
-several times as much, and hold one connection per running call.
+redis-py opens the connection, and this module then takes over its transport. redis-py's own reader and client would
+cost several times as much, and would hold one connection per running call.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ TURNS = 8
 """Loop turns granted to an overdue reply. Each turn reads the socket, so a reply that arrived while the loop was
 blocked is still received. They take microseconds."""
 LATE_FOR = 3
-"""Deadlines without one timely reply, after which the connection is given up."""
+"""Deadlines without a timely reply after which the connection is abandoned."""
 
 
 _PART = object()  # of a reply: the rest has not arrived
@@ -36,16 +36,16 @@ pack = cast(Callable[[tuple[bytes | str | int, ...]], bytes], pack_command)  # i
 
 
 class PipelineLost(Exception):
-    """The connection is gone. Whether commands sent on it were executed is unknown."""
+    """The connection has ended. Whether commands sent on it were executed is unknown."""
 
 
 class PipelineLate(PipelineLost):
-    """This reply was late; other replies arrive."""
+    """This reply was late; other replies still arrive."""
 
 
 class Reply(Protocol):
-    """What waits for a reply: a future, or what has these methods of one; setting it again raises InvalidStateError. An
-    error is redis-py's ResponseError or PipelineLost."""
+    """The receiver of a reply: a future, or an object with these methods of one; setting it again raises
+    InvalidStateError. An error is redis-py's ResponseError or PipelineLost."""
 
     def done(self) -> bool: ...
 
@@ -86,7 +86,8 @@ class RedisPipeline(asyncio.Protocol):
         self._close: Callable[[], None] = connection._close
 
     def _taken_over(self) -> asyncio.Transport:
-        """The transport of the connection, which from now on belongs to us, with the bytes that arrived already."""
+        """Returns the transport of the connection, which from then on belongs to this object, and the bytes that have
+        arrived."""
         reader, writer = self._connection._reader, self._connection._writer
         if reader is None or writer is None:
             raise PipelineLost(self.why)
@@ -134,7 +135,7 @@ class RedisPipeline(asyncio.Protocol):
         try:
             self._parser.feed(data)
             while (reply := self._parser.gets(False)) is not _PART:
-                if type(reply) is not list:  # which every charge is answered with
+                if type(reply) is not list:  # the type of reply for every charge
                     if isinstance(reply, PushNotification):
                         continue
                     if isinstance(reply, ServerError):
@@ -167,7 +168,7 @@ class RedisPipeline(asyncio.Protocol):
     def _flush(self) -> None:
         self._flushing = None
         if self._paused or self.ended:
-            return  # what is not taken yet is sent before
+            return  # unread bytes are sent earlier
         commands, self._outbox = self._outbox, []
         self._sending, self._batch = self._batch, Batch()
         self._sending.due_s = self.loop.time() + self._deadline_s
@@ -190,14 +191,14 @@ class RedisPipeline(asyncio.Protocol):
     # Watching
 
     def _check(self, before: Batch | None = None, turns: int = TURNS) -> None:
-        """Watches the oldest reply with a waiting caller. `turns` are left for the batch that was oldest `before`."""
+        """Watches the oldest reply with a waiting caller. `turns` remain for the batch that was oldest `before`."""
         self._timer = None
         batch = next((batch for batch, reply in self._waiting if not reply.done()), None)
         if batch is None:
             return
         if batch is not before:
             turns = TURNS
-        # Unsent commands wait for the write before them: the store must accept that in time too.
+        # Unsent commands wait for the previous write, which the store must also accept in time.
         now, due_s = self.loop.time(), min(batch.due_s, self._sending.due_s)
         if due_s > now:
             self._timer = self.loop.call_at(due_s, self._check)
@@ -215,7 +216,7 @@ class RedisPipeline(asyncio.Protocol):
                 reply.set_exception(PipelineLate(self._late_words))
 
     def _is_silent(self, due_s: float, now: float) -> bool:
-        """Whether nothing was received since the oldest was sent, or nothing in time for a while."""
+        """Whether nothing was received since the oldest command was sent, or nothing in time for a while."""
         return self._read_s <= due_s - self._deadline_s or now - self._in_time_s > LATE_FOR * self._deadline_s
 
     @property

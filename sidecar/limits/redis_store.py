@@ -1,11 +1,11 @@
 """Stores counters in Redis, shared by replicas.
 
 One round trip per reservation: `admit.lua` checks and charges in one step, using Redis' own clock. Nothing is retried,
-because a lost reply may belong to a charged call. Instead, an unconfirmed operation is kept as a debt and settled when
-the store is back: `settle.lua` may arrive twice, late, or before the charge that it undoes.
+because a lost reply may belong to a charged call. Instead, an unconfirmed operation is recorded as a debt and settled
+when the store is available again: `settle.lua` may arrive twice, late, or before the charge that it undoes.
 
 A store may come back with older data. `guard.lua` charges nothing in a store that this instance does not recognize; the
-store first receives what this instance saw (`counter_memory.py`):
+store first receives the counters that this instance saw (`counter_memory.py`):
 
     same epoch, current tide           nothing is missing
     same epoch, an earlier tide        rolled back: our later charges are repeated, by their decision ids
@@ -54,15 +54,14 @@ COMPLAIN_EVERY_S = 10.0
 LOOK_EVERY_S = 60.0
 SAFE_POLICY = "noeviction"
 AT_ONCE = 100
-"""Debts settled in one batch: 3 ms of server time, so that current calls behind them are in time on a store 60 ms
-away."""
+"""Debts settled in one batch: 3 ms of server time, so that later calls are still in time with a store 60 ms away."""
 AT_THE_END = 500
-"""The batch size when no calls arrive any more."""
+"""The batch size when no more calls arrive."""
 LAST_WORDS_S = 0.8
 """The time limit for remaining debts at shutdown: `CounterStore.close` promises to finish within a second."""
 _INTEGERS: Final = {int}
 CHARGE = "charge"
-"""The operation name of a reservation, beside the verbs of settling."""
+"""The operation name of a reservation, in addition to the verbs of settling."""
 LOOK = "look"
 """Placeholder for a decision id; never a valid one."""
 ID_HERE, NUMBER_HERE = "(id)", -1
@@ -73,7 +72,7 @@ MAX_PACKED = 1024  # about 1 KB each
 EPOCH, TIDE = PREFIX + "epoch", PREFIX + "tide:"
 EPOCH_MS = 62 * 86_400_000  # twice the longest window, a month
 HOLD_S = 1.0
-"""Two heartbeats of every other instance: by then all have restored an emptied store."""
+"""Two heartbeats of every other instance: after this, all have restored an emptied store."""
 PAGE = 100
 """Counters restored by one script: less than 1 ms of server time."""
 WHATEVER = 4 * 10**15
@@ -104,12 +103,12 @@ class CounterScripts(NamedTuple):
 
 
 def shipped(name: str) -> str:
-    """Reads a script that is shipped beside this file."""
+    """Reads a script that is shipped next to this file."""
     return Path(__file__).with_name(name).read_text(encoding="utf-8")
 
 
 def scripts_from(read: Callable[[str], str] = shipped) -> CounterScripts:
-    """Assembles the scripts. Those that read counters begin with whole.lua, and admit.lua stands inside guard.lua."""
+    """Assembles the scripts. Those that read counters begin with whole.lua, and admit.lua is inside guard.lua."""
     admit = read("guard.lua").replace("-- admit.lua is inserted here", read("admit.lua"))
     counting = (f"{read('whole.lua')}\n{text}" for text in (admit, read("settle.lua"), read("restore.lua")))
     return CounterScripts(*map(CounterScript.of, [*counting, read("epoch.lua")]))
@@ -121,8 +120,8 @@ Verb = Literal["charge", "give_back", "release", "extend"]
 
 
 class Settlement:
-    """A pending operation on one call. After `until_s` (monotonic time) it has settled itself by expiry. Once sent, it
-    waits for its reply as a future does, and the store handles that."""
+    """A pending operation on one call. After `until_s` (monotonic time) it has settled automatically by expiry. Once
+    sent, it waits for its reply like a future, and the store handles the reply."""
 
     __slots__ = ("_is_done", "_store", "charges", "decision_id", "until_s", "verb")
 
@@ -131,7 +130,7 @@ class Settlement:
         self.verb, self.charges, self.decision_id, self.until_s = verb, charges, decision_id, until_s
 
     def again(self) -> Settlement:
-        """The same, to be sent once more."""
+        """A copy, to be sent once more."""
         return Settlement(self._store, self.verb, self.charges, self.decision_id, self.until_s)
 
     def done(self) -> bool:
@@ -155,8 +154,8 @@ class Settlement:
 
 
 class PackedCommand:
-    """A script with its arguments for some `charges`, packed for the wire. Between the parts stands the decision id, at
-    the end of its record's key and by itself; a charge's number follows. All ids of calls have the same length."""
+    """A script with its arguments for some `charges`, packed for the wire. The decision id is between the parts, at the
+    end of its record's key and separately; a charge's number follows. All ids of calls have the same length."""
 
     __slots__ = ("_packed", "_parts", "_size", "charges")
 
@@ -284,7 +283,8 @@ class RedisCounters:
             self._say(Settlement(self, "extend", charges, decision_id, monotonic()))
 
     def charge_later(self, charges: Charges, decision_id: str, within_s: float) -> None:
-        """Charges what was admitted without the store, whatever the limit: now, or when it is back within that time."""
+        """Charges an operation that was admitted without the store, whatever the limit: now, or when the store is
+        available again within that time."""
         if charges:
             self._say(Settlement(self, "charge", charges, decision_id, monotonic() + within_s))
 
@@ -340,11 +340,11 @@ class RedisCounters:
     async def _run(self, wire: RedisPipeline, script: CounterScript, arguments: list[str | int]) -> Any:
         try:
             return await wire.ask("EVALSHA", script.sha, *arguments)
-        except NoScriptError:  # as in `_reserve`
+        except NoScriptError:  # see `_reserve`
             return await wire.ask("EVAL", script.text, *arguments)
 
     def _refused(self, error: ResponseError, wire: RedisPipeline) -> None:
-        """Records an error reply, and leave a server that does not (or no longer) own the counters."""
+        """Records an error reply, and leaves a server that does not (or no longer) own the counters."""
         if counts_no_more(error):
             self._link.heard(error, wire)
         elif monotonic() - self._complained_s > COMPLAIN_EVERY_S:  # a missing permission, full memory, a foreign key
@@ -403,7 +403,7 @@ class RedisCounters:
             wire.send(packed.filled(decision_id), settlement)
 
     def unsettled(self, settlement: Settlement, error: Exception) -> None:
-        """The store did not do what it was asked, or did not say so."""
+        """The store did not execute the operation, or did not confirm it."""
         verb, charges, wire = settlement.verb, settlement.charges, self._link.wire
         if isinstance(error, NoScriptError) and wire:
             self._number += verb == "charge"
@@ -415,7 +415,7 @@ class RedisCounters:
         elif isinstance(error, ResponseError) and passes(error):
             self._refusing.refused(verb, error, charges, monotonic())
             self._owe(settlement.again())
-        else:  # the counter is not in our format: its next reservation is refused
+        else:  # the counter has another format: its next reservation is refused
             self._over(settlement)
 
     def _over(self, settlement: Settlement) -> None:
@@ -431,7 +431,8 @@ class RedisCounters:
         self._owed.append(settlement)
 
     def _drop(self, settlement: Settlement) -> None:
-        """Gives up an operation: too many are pending, or it is too late. A slot that expired meanwhile is no loss."""
+        """Abandons an operation, because too many are pending or it is too late. Losing a slot that has expired is
+        harmless."""
         if settlement.until_s > monotonic() or any(charge.kind != "concurrency" for charge in settlement.charges):
             self._untold[settlement.verb] += 1
         self._over(settlement)
@@ -445,12 +446,12 @@ class RedisCounters:
             self._observer.untold(counts)
 
     def _settle_debts(self) -> None:
-        """Settles all debts in batches, so that current calls are not delayed; one batch where the store refuses."""
+        """Settles all debts in batches, so that current calls are not delayed; one batch if the store refuses."""
         self._settle_next(AT_ONCE if self._refusing.current else len(self._owed))
 
     def _settle_next(self, left: int, before: asyncio.Future[Any] | None = None) -> None:
         if before is not None and before.exception():
-            return  # the connection is gone: the rest stays pending
+            return  # the connection has ended: the rest remains pending
         self._settle_some(AT_ONCE)
         if left > AT_ONCE and (wire := self._link.wire):
             wire.ask("PING").add_done_callback(partial(self._settle_next, left - AT_ONCE))
@@ -515,7 +516,7 @@ class RedisCounters:
                 self.warning = eviction_warning(await wire.ask("INFO", "memory"))
 
     async def _whose(self, wire: RedisPipeline) -> tuple[str, int]:
-        """The epoch of the store, and our tide in it."""
+        """The epoch of the store, and this instance's tide in it."""
         asked: list[str | int] = [2, EPOCH, self._tide, secrets.token_hex(8), EPOCH_MS]
         reply = await self._run(wire, self._scripts.epoch, asked)
         match reply:
@@ -532,22 +533,22 @@ class RedisCounters:
             await self._observer.forgot("rolled_back", len(lost))
 
     async def _force(self, wire: RedisPipeline, decision_id: str, charges: Charges) -> None:
-        """Charges what was admitted before, whatever the limit."""
+        """Charges operations that were already admitted, whatever the limit."""
         self._number = number = self._number + 1
         whatever = _whatever(charges)
         try:
             reply = await wire.ask("EVALSHA", self._scripts.admit.sha, *self._guarded(whatever, decision_id, number))
             verdict = _verdict(reply, whatever, decision_id)
         except StoreUnavailable:
-            return  # it was given back meanwhile
+            return  # it was returned in the meantime
         except ResponseError as error:
             if passes(error):
                 raise
-            return  # the counter is not in our format: its next reservation is refused
+            return  # the counter has another format: its next reservation is refused
         self._recall.admitted(whatever, verdict, decision_id, number, monotonic())
 
     async def _restore(self, wire: RedisPipeline) -> int:
-        """Raises every counter to what we saw of it. Returns how many were lower."""
+        """Raises every counter to the value that this instance saw. Returns how many were lower."""
         raised = 0
         for page in self._recall.pages(PAGE):
             arguments: list[str | int] = [len(page), *(PREFIX + seen.key for seen in page)]
@@ -561,13 +562,13 @@ class RedisCounters:
 
 
 class _ForeignReplyError(LeaveError):
-    """A reply that cannot belong to our request."""
+    """A reply that cannot belong to this request."""
 
 
 def eviction_warning(info: Any) -> str:
-    """What operators should know about the server's reply to `INFO memory`; "" if all is well or it says nothing. Every
-    counter has a time to live, so with a memory bound any policy but `noeviction` may evict it, which restarts its
-    limit unnoticed."""
+    """What operators should know about the server's reply to `INFO memory`; "" if there is no problem or no
+    information. Every counter has a time to live, so with a memory bound any policy but `noeviction` may evict it,
+    which restarts its limit unnoticed."""
     if not isinstance(info, bytes):
         return ""
     said = dict(line.partition(":")[::2] for line in info.decode("latin-1").split("\r\n"))
@@ -579,8 +580,8 @@ def eviction_warning(info: Any) -> str:
 
 
 async def _done(wire: RedisPipeline) -> None:
-    """Waits until everything sent so far has been executed: replies come in order. A command that was sent again
-    because its script was missing is behind the first wait, hence two."""
+    """Waits until everything sent so far has been executed, because replies arrive in order. A command that was sent
+    again because its script was missing is after the first wait, so it waits twice."""
     for _ in range(2):
         await asyncio.gather(wire.ask("PING"), return_exceptions=True)
 
@@ -594,7 +595,7 @@ def _whatever(charges: Charges) -> Charges:
 
 
 def _verdict(reply: Any, charges: Charges, decision_id: str) -> Verdict:
-    """Parses admit.lua's reply strictly: it begins with our own decision id, and the rest are integers."""
+    """Parses admit.lua's reply strictly: it begins with the call's decision id, and the rest are integers."""
     if not isinstance(reply, list) or len(reply) != 3 + 3 * len(charges) or reply[0] != decision_id.encode():
         raise _ForeignReplyError("a foreign reply")
     numbers = reply[1:]

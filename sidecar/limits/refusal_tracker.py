@@ -1,8 +1,8 @@
-"""Tracks refusals of a store that answers but does not do what is asked.
+"""Tracks refusals of a store that answers but does not execute operations.
 
 Its memory or disk may be full, or its user may lack a permission: calls are refused, so it is reported like an outage.
-A refusal holds for the refused operation (a charge, or one way to settle) until that operation succeeds, or for a
-minute if it is not attempted. Where a permission is missing, only a successful charge of that kind clears it.
+A refusal applies to the refused operation (a charge, or one way to settle) until that operation succeeds, or for a
+minute if it is not attempted. If a permission is missing, only a successful charge of that kind clears it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ HOLDS_S: Final = 60.0
 
 _PASSING = (AskError, ClusterError, NoScriptError, OutOfMemoryError, ReadOnlyError, TryAgainError)
 _PASSING_CODES: Final = ("EPOCH", "MISCONF", "BUSY", "NOREPLICAS")
-# What Valkey and Redis reply for a command inside a script; for a direct command they reply NOPERM.
+# The replies of Valkey and Redis for a command inside a script; a direct command gets NOPERM.
 _FORBIDDEN: Final = ("ACL failure in script", "The user executing the script can't")
 
 
@@ -49,7 +49,7 @@ def is_forbidden(error: ResponseError) -> bool:
 
 def passes(error: ResponseError) -> bool:
     """Whether the error is temporary or about the server, so that the same command can succeed later. Any other error
-    is about a counter that is not in our format."""
+    is about a counter of another format."""
     return isinstance(error, _PASSING) or code_of(error) in _PASSING_CODES or is_forbidden(error)
 
 
@@ -69,7 +69,7 @@ class RefusalTracker:
         self.current: dict[str, _No] = {}
 
     def refused(self, what: str, error: ResponseError, charges: Iterable[LimitCharge], now_s: float) -> None:
-        """Records an error reply. One about a counter that is not in our format says nothing about others."""
+        """Records an error reply. An error about a counter of another format does not concern other counters."""
         if counts_no_more(error) or not passes(error):
             return
         kinds = frozenset(charge.kind for charge in charges) if is_forbidden(error) else frozenset[Kind]()
@@ -82,7 +82,7 @@ class RefusalTracker:
             del self.current[what]
 
     def why(self, now_s: float, what: str = "") -> str:
-        """The server's reason for refusing `what`, or anything, for operators; "" if nothing is refused."""
+        """The server's reason for refusing `what`, or any operation, for operators; "" if nothing is refused."""
         for asked, no in tuple(self.current.items()):
             if now_s - no.at_s > HOLDS_S:
                 del self.current[asked]

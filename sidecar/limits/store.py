@@ -1,4 +1,5 @@
-"""Defines the interface of a counter store. One contract test runs over the implementations, which behave alike."""
+"""Defines the interface of a counter store. One contract test verifies that all implementations behave in the same
+way."""
 
 from __future__ import annotations
 
@@ -11,18 +12,18 @@ from sidecar.limits.plan import LimitCharge
 LEASE_S = 60.0
 """The lease of a slot: a dead owner's slot is freed after it; a living owner extends it every third of it."""
 REMEMBER_S = 120
-"""How long a reservation can be given back: longer than any call waits before it is forwarded."""
+"""How long a reservation can be returned: longer than any call waits before it is forwarded."""
 
 Charges = tuple[LimitCharge, ...]
 Forgot = Literal["emptied", "rolled_back"]
 
 
 class StoreUnavailable(ConnectionError):
-    """The store gave no reliable answer. The text is for operators: what happened, never a value."""
+    """The store gave no reliable answer. The text is for operators: the event, without values."""
 
 
 class CounterUnreadable(StoreUnavailable):
-    """The store answers, but the value under this name is not in our format."""
+    """The store answers, but the value under this name has another format."""
 
 
 class Verdict(NamedTuple):
@@ -32,7 +33,7 @@ class Verdict(NamedTuple):
     now_us: int
     numbers: tuple[int, ...]
     degraded: bool = False
-    """Decided by this instance alone, because the store is down."""
+    """Decided by this instance alone, because the store is unavailable."""
 
     @property
     def standings(self) -> tuple[CounterState, ...]:
@@ -48,20 +49,20 @@ class StoreObserver:
         """A reservation was answered, admitted or not."""
 
     async def forgot(self, how: Forgot, count: int) -> None:
-        """The store came back with older data and was restored: `count` counters were too low, or charges missing."""
+        """The store returned with older data and was restored: `count` counters were too low, or charges missing."""
 
     def untold(self, counts: Mapping[str, int]) -> None:
-        """So many more operations could not be sent: `give_back`, `release`, `charge` (admitted while the store was
-        down). The outage was too long, too many were pending, or the process ends."""
+        """This number of operations could not be sent: `give_back`, `release`, `charge` (admitted while the store was
+        unavailable). The outage was too long, too many were pending, or the process ends."""
 
 
 UNSEEN: Final = StoreObserver()
 
 
 class CounterStore(Protocol):
-    """All counters of a deployment. `decision_id` is our own id of the call, never the caller's; charging or undoing
-    twice under one id takes effect once. The synchronous methods return at once, and the work they start is completed
-    even if the store is down or the caller is cancelled."""
+    """All counters of a deployment. `decision_id` is the sidecar's own id of the call, never the caller's; charging or
+    undoing twice under one id takes effect once. The synchronous methods return at once, and the work they start is
+    completed even if the store is unavailable or the caller is cancelled."""
 
     kind: str
     """`memory`, `redis`, `redis+sentinel` or `redis+cluster`."""
@@ -72,28 +73,30 @@ class CounterStore(Protocol):
 
     @property
     def trouble(self) -> str:
-        """Why the store is down, or what it refuses, for operators; "" if all is well."""
+        """The reason why the store is unavailable, or what it refuses, for operators; "" if there is no problem."""
 
     @property
     def warning(self) -> str:
-        """What may make the store lose counters, for operators; "" if nothing is known."""
+        """The reason why the store may lose counters, for operators; "" if none is known."""
 
     @property
     def degraded(self) -> bool:
-        """Whether this instance counts locally, because the store is down."""
+        """Whether this instance counts locally, because the store is unavailable."""
 
     def charge_now(self, charges: Charges, decision_id: str) -> Sequence[int] | None:
-        """Reserves without waiting: a `Verdict`'s numbers if all limits had room and were charged. None if nothing was
-        charged, because `reserve` must answer: it takes longer, or the call is refused. Raises StoreUnavailable."""
+        """Reserves without waiting. Returns a `Verdict`'s numbers if all limits had room and were charged. Returns None
+        if nothing was charged and `reserve` must be called, because it takes longer or the call is refused. Raises
+        StoreUnavailable."""
 
     async def reserve(self, charges: Charges, decision_id: str) -> Verdict:
-        """Checks all limits, then charge all or none, in one step. Raises StoreUnavailable."""
+        """Checks all limits, then charges all or none, in one step. Raises StoreUnavailable."""
 
     def give_back(self, charges: Charges, decision_id: str) -> None:
-        """Undos a reservation, also one whose reply never came."""
+        """Undoes a reservation, including one whose reply never arrived."""
 
     def release(self, charges: Charges, decision_id: str) -> None:
-        """Ends a call: return `charges`: its slots and the unspent part of its reservation. Other charges stay."""
+        """Ends a call and returns `charges`: its slots and the unspent part of its reservation. Other charges
+        remain."""
 
     def extend(self, charges: Charges, decision_id: str) -> None:
         """Extends the slots of a running call."""
@@ -112,4 +115,4 @@ class CounterStore(Protocol):
         """Raises StoreUnavailable if the store does not answer in time."""
 
     async def close(self) -> None:
-        """Finishes started operations, within a second, and disconnect."""
+        """Finishes started operations, within a second, and disconnects."""

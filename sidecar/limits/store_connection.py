@@ -1,10 +1,10 @@
-"""Keeps one connection to the store of limits.
+"""Holds one connection to the store of limits.
 
     connected   calls are sent at once; a late reply refuses its call, and silence ends the connection
     mending     the first reconnection attempt runs; calls wait for it, within the deadline
     down        that attempt failed and is repeated once a second; calls are refused at once without waiting
 
-Twice a second the server is asked for its identity, so an idle instance notices an outage, a change of primary and an
+Twice a second the server is queried for its identity, so an idle instance notices an outage, a change of primary and an
 emptied store.
 """
 
@@ -25,7 +25,7 @@ from sidecar.limits.topology import Finder, Trouble
 FIND_S, FIND_DEADLINES = 2.0, 8
 """The time limit of one attempt to find the server: this, or a number of deadlines if that is longer."""
 SLICES = 4
-"""Parts of the deadline for a first attempt. A part in which the loop was blocked counts as any other."""
+"""Parts of the deadline for a first attempt. A part in which the loop was blocked counts like any other."""
 BEAT_S = 0.5
 PAUSES_S = (0.0, 0.1, 0.25, 0.5)
 LONGEST_PAUSE_S = 1.0
@@ -74,7 +74,7 @@ class StoreConnection:
         wire.condemn(type(error).__name__)
 
     async def close(self) -> None:
-        """Disconnect and stop reconnecting."""
+        """Disconnects and stops reconnecting."""
         self._closed = True
         for task in (self._mending, self._beating):
             if task:
@@ -82,7 +82,7 @@ class StoreConnection:
                 await asyncio.wait([task])
 
     async def last(self) -> RedisPipeline | None:
-        """After closing: the connection for final operations, or one from a single new attempt."""
+        """After closing, returns the connection for final operations, or one from a single new attempt."""
         if self.wire is None:
             with suppress(*Trouble, PipelineLost, LeaveError, StoreUnavailable):
                 wire = await self._connected()
@@ -159,9 +159,9 @@ class StoreConnection:
             except LeaveError as error:
                 wire.condemn(str(error))
             except PipelineLate:
-                continue  # slow, but it answers others
+                continue  # slow, but it answers other calls
             except (*Trouble, PipelineLost) as error:
-                wire.condemn(type(error).__name__)  # in case it has not ended by itself
+                wire.condemn(type(error).__name__)  # in case it has not ended yet
             except Exception as error:  # an internal error must not stop the heartbeat
                 log.exception("the store cannot be asked who it is")
                 wire.condemn(type(error).__name__)

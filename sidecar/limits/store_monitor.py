@@ -68,7 +68,7 @@ class StoreMonitor(StoreObserver):
         await self._record("store", how="degraded" if store.degraded else "back", degraded_calls=self.most)
 
     def trouble(self, store: CounterStore) -> str:
-        """What an operator has to know about the store; empty if all is well."""
+        """The problem of the store that an operator must know; empty if there is none."""
         if store.degraded:
             return DEGRADED.format(self.most)
         if not store.up:

@@ -1,10 +1,10 @@
 """Finds the server that counts: a single node, Sentinel or Cluster.
 
-    SingleNode  the server that the URL names
+    SingleNode  the server named in the URL
     Sentinels   the server that the Sentinels name as primary, if it confirms that role itself
-    Cluster     the node that owns our slot: all our keys share one hash tag, so one node counts
+    Cluster     the node that owns the sidecar's slot: all keys share one hash tag, so one node counts
 
-Every queried node has its own deadline, and a node that did not answer is queried last next time. Passwords and
+Every queried node has its own deadline, and a node that did not answer is queried last the next time. Passwords and
 certificates are read for each connection, so they can be rotated.
 """
 
@@ -38,7 +38,7 @@ PREFIX = "{sidecar}:"
 SLOT = key_slot(PREFIX.encode())
 CONNECT_S = 1.0
 ANSWER_S = 0.3
-"""The time limit for a node that is queried about others."""
+"""The time limit for a query to a node about other nodes."""
 DEADLINES = 3
 """The minimum for the store's own time limits, for a distant store."""
 MAX_KNOWN = 64
@@ -76,8 +76,8 @@ class Finder:
         return True
 
     def moved(self, address: Address) -> None:
-        """Notes that a server named this address as the one that counts now. Only Cluster nodes may redirect; elsewhere
-        any responder could have our password sent to an address of its choice."""
+        """Notes that a server named this address as the one that counts now. Only Cluster nodes may redirect; otherwise
+        any responder could have the password sent to an address of its choice."""
 
     async def close(self) -> None:
         """Closes the connections to queried nodes."""
@@ -153,11 +153,12 @@ class Sentinels(Finder):
         return connection
 
     async def still(self) -> bool:
-        """A primary that is cut off from the others continues to count, but its counts are lost; it must be left."""
+        """A primary that is cut off from the others continues to count, but its counts are lost; the sidecar must leave
+        it."""
         try:
             return await self._primary() == self._found
         except Trouble:
-            return True  # without an answer from a Sentinel, stay with a server that answers
+            return True  # without an answer from a Sentinel, remain with a server that answers
 
     async def close(self) -> None:
         asked, self._asked = self._asked, None
@@ -195,7 +196,8 @@ class Sentinels(Finder):
 
 
 class Cluster(Finder):
-    """The node that owns our slot. Nodes named by others are remembered, because those of the URL may disappear."""
+    """The node that owns the sidecar's slot. Nodes named by others are remembered, because those of the URL may
+    disappear."""
 
     def __init__(self, opener: Opener, nodes: Sequence[Address], answer_s: float = ANSWER_S) -> None:
         self._opener = opener
@@ -231,7 +233,7 @@ class Cluster(Finder):
         return await _opened(self._opener(owner), self._answer_s)
 
     def _read(self, ranges: Any, asked_host: str) -> Address:
-        """The owner of our slot; every named node is remembered."""
+        """Returns the owner of the sidecar's slot. Every named node is remembered."""
         owner: Address | None = None
         try:
             for first, last, *nodes in ranges:
@@ -247,7 +249,7 @@ class Cluster(Finder):
 
 
 def _address(host: Any, port: Any, asked_host: str) -> Address:
-    """A node's address. A server that does not know its own name is reached under the one that we used."""
+    """A node's address. A server that does not know its own name is reached under the address that was used."""
     if not isinstance(host, bytes | None) or not 0 < int(port) < 65536:
         raise NoPrimaryError("no address")
     return (host or b"").decode("ascii", "replace") or asked_host, int(port)

@@ -1,7 +1,8 @@
 """Reports used and remaining limits.
 
 Counters are named by digests, so they cannot be listed. The report covers the counters that the configuration defines
-for principals that this process has charged, and one that the query names. Reading charges nothing and is bounded.
+for principals that this process has charged, and for the one that the query names. Reading charges nothing and is
+bounded.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ class CountedLimit(NamedTuple):
 
 @dataclass(slots=True)
 class CallsFirst:
-    """Lets the event loop serve calls in between, during work that takes long."""
+    """Lets the event loop serve calls during work that takes long."""
 
     began_s: float = field(default_factory=time.perf_counter)
 
@@ -88,7 +89,7 @@ class UsageReport:
     budgets: Budgets = field(default_factory=Budgets)
 
     def take(self, budgets: Budgets) -> None:
-        """Uses new budgets; principals known from the previous ones stay known."""
+        """Uses new budgets; principals known from the previous ones remain known."""
         self._meet()
         self.budgets = budgets
 
@@ -102,8 +103,8 @@ class UsageReport:
     async def show(
         self, wanted: UsageQuery, rules: Sequence[RuleRef], roles_of: RolesOf
     ) -> tuple[list[dict[str, Any]], bool]:
-        """What is left of each limit, the fullest first, and whether some were left out: those of principals that were
-        charged longest ago. Raises StoreUnavailable."""
+        """Returns the remaining amount of each limit, the fullest first, and whether some limits were omitted: those of
+        principals that were charged longest ago. Raises StoreUnavailable."""
         self._meet()
         pause, found = CallsFirst(), dict[str, CountedLimit]()
         names = [wanted.principal] if wanted.principal else [*reversed(self.known)]
@@ -115,14 +116,14 @@ class UsageReport:
             await pause.after_a_while()
         asked = list(islice(found.values(), MAX_SHOWN))
         if not asked:
-            await self.store.ping()  # a store that is down must not look unused
+            await self.store.ping()  # an unavailable store must not look unused
         shown = list[dict[str, Any]]()
         for start in range(0, len(asked), READ_AT_ONCE):
             read = asked[start : start + READ_AT_ONCE]
             standings = await self.store.look(tuple(one.charge for one in read))
             shown += [one.plain(standing) for one, standing in zip(read, standings, strict=True)]
             await pause.after_a_while()
-        if not wanted.principal:  # of principals that might have used something, keep those that did
+        if not wanted.principal:  # of the principals that may have used something, select those that did
             shown = [each for each in shown if each["used"] or not each["counted_for"]]
         shown.sort(key=lambda each: (-each["used"] / each["most"], each["limit"], each["counted_for"] or ""))
         return shown, len(found) > MAX_SHOWN
@@ -170,7 +171,8 @@ def _in_pieces(charges: Iterator[tuple[LimitCharge, str]], wanted: UsageQuery) -
 
 
 def _by_word(roles: Mapping[str, frozenset[str]]) -> Mapping[str, Sequence[str]]:
-    """The principals that a subject without a wildcard stands for: themselves, and those that have a role."""
+    """Returns the principals that a subject without a wildcard means: the principal itself, or those that have the
+    role."""
     found: dict[str, list[str]] = {name: [name] for name in roles}
     for name, words in roles.items():
         for word in words:

@@ -1,6 +1,6 @@
 """Writes canonical JSON (RFC 8785).
 
-There is one extension: integers between 2^53 and 64 bits, which RFC 8785 leaves to doubles, are written in full,
+There is one extension: integers between 2^53 and 64 bits, which RFC 8785 treats as doubles, are written in full,
 because they pass through the sidecar unchanged. Digests of arguments and pinned tools are made over this form.
 """
 
@@ -21,14 +21,14 @@ _ODD_NUMBER = re.compile(rb"\.0[,\]]|[en]")
 
 
 class NotCanonicalError(ValueError):
-    """This is not JSON that every reader reads alike (I-JSON)."""
+    """This is not JSON that all readers interpret in the same way (I-JSON)."""
 
 
 def canonical_json(value: Any) -> bytes:
-    """RFC 8785 with whole 64-bit integers. Raises NotCanonicalError for what I-JSON forbids.
+    """RFC 8785 with whole 64-bit integers. Raises NotCanonicalError for values that I-JSON forbids.
 
-    orjson's sorted form is byte for byte that of RFC 8785 as long as there is no float (two ways to write them) and
-    no key at or above U+D800 (sorted by code point here, by UTF-16 unit there); all else is written by hand."""
+    orjson's sorted form is byte for byte that of RFC 8785 as long as there is no float (two ways to write them) and no
+    key at or above U+D800 (sorted by code point here, by UTF-16 unit there); everything else is written here."""
     try:
         items = [value]  # every value in it; grows while it is walked
         for item in items:
@@ -93,8 +93,8 @@ def _write_array(value: list[object] | tuple[object, ...], out: list[bytes], dep
 
 
 def _numbers(value: list[object] | tuple[object, ...]) -> bytes | None:
-    """A whole array of numbers at once, if orjson and RFC 8785 write all of them alike: a hundred thousand written one
-    by one would block the event loop. The two differ in whole floats, in exponents, and in values that are no numbers.
+    """A whole array of numbers at once, if orjson writes all of them like RFC 8785: a hundred thousand written one by
+    one would block the event loop. The two differ in whole floats, in exponents, and in values that are not numbers.
     """
     written = orjson.dumps(value)
     return None if _ODD_NUMBER.search(written) else written

@@ -1,9 +1,10 @@
-"""Finds, removes and escapes characters that models read and people do not see (threats L7).
+"""Finds, removes and escapes characters that models read but people do not see (threats L7).
 
-Tag characters spell whole sentences that no screen shows, bidirectional controls and zero-width characters make one
-text look like another, escape sequences rewrite a terminal. Hidden are the code points that Unicode calls
-default-ignorable, control characters except tab and line ends, line and paragraph separators, and characters that only
-look blank; but no joiner or variation selector that has an effect between visible characters (an emoji, Persian).
+Tag characters can contain whole sentences that no screen shows, bidirectional controls and zero-width characters make
+one text look like another, and escape sequences control a terminal. Hidden characters are the code points that Unicode
+calls default-ignorable, control characters except tab and line ends, line and paragraph separators, and characters that
+only look blank, except joiners and variation selectors that have an effect between visible characters (an emoji,
+Persian).
 """
 
 from __future__ import annotations
@@ -63,17 +64,17 @@ def without_hidden(value: Any) -> Any:
 
 
 def revealed(json_text: str) -> str:
-    """An equal JSON text with hidden characters and every joiner as escapes, the same with every Python."""
+    """An equal JSON text with hidden characters and every joiner as escapes, the same in every version of Python."""
     return _UNSEEN.sub(lambda found: _escape(found[0]), json_text)
 
 
 def shown(text: str) -> str:
-    """A text made safe for a terminal: characters that it would obey, or not show, are escaped."""
+    """A text made safe for a terminal: characters that control it or are invisible are escaped."""
     return "".join(character if character.isprintable() else _escape(character) for character in revealed(text))
 
 
 def _is_plain(value: object) -> bool:
-    """A quick check that passes nearly every value: no control character, and no candidate for a hidden one."""
+    """A quick check that accepts nearly every value: it has no control character and no candidate for a hidden one."""
     try:
         raw = orjson.dumps(value)
     except TypeError:
@@ -110,7 +111,7 @@ def _cleaned(value: Any) -> Any:
 
 
 def _clean(text: str) -> str:
-    """Repeats until nothing is found: removing a character can leave its neighbour without effect."""
+    """Repeats until nothing is found: removing a character can make its neighbour ineffective."""
     while (cleaned := _FOUND.sub("", text)) != text:
         text = cleaned
     return text

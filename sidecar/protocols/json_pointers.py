@@ -26,7 +26,8 @@ def parse_pointer(text: str) -> Pointer:
 
 
 def places(value: object, pointer: Pointer) -> Iterator[Place | None]:
-    """Every place in `value` that the pointer matches; None for each step on the way, so that steps can be counted."""
+    """Every place in `value` that the pointer matches; None for each intermediate step, so that steps can be
+    counted."""
     yield None
     if not isinstance(value, dict | list):
         return

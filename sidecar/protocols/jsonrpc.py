@@ -1,8 +1,8 @@
 """Parses JSON-RPC messages strictly, so that all readers see the same message.
 
 JSON that two parsers can read differently is the classic way around a gateway, so the caller's bytes are read once,
-strictly, and what is forwarded is serialised anew from the parsed value. Refused: anything but UTF-8 (and a byte order
-mark), more than one value, arrays at the top, a key twice at any depth, a key that differs from a known one only in
+strictly, and the forwarded message is serialised from the parsed value. Refused: any encoding but UTF-8, a byte order
+mark, more than one value, arrays at the top, a key twice at any depth, a key that differs from a known one only in
 case, numbers that are not finite or need more than 64 bits, lone surrogates, NUL, and nesting or numbers of values
 beyond a bound.
 """
@@ -20,12 +20,12 @@ from sidecar.errors import Reason, Refusal
 
 PARSE_ERROR, INVALID_REQUEST, METHOD_NOT_FOUND, INVALID_PARAMS = -32700, -32600, -32601, -32602
 
-MAX_DEPTH = 32  # threats P8; MCP's own messages reach seven
+MAX_DEPTH = 32  # threats P8; MCP's own messages reach a depth of seven
 MAX_KEYS = 10_000  # threats P8
 MAX_VALUES = 100_000  # later steps (schema, digest) take microseconds for each value (threats I11)
 MAX_ANSWER_DEPTH = 100  # of an upstream's answer; a client's stack may end a little deeper
-# Of an upstream's answer. Each takes up to 100 bytes, and finding and parsing it up to 0.25 us, in one go (threats
-# I11).
+# Of an upstream's answer. Each takes up to 100 bytes, and finding and parsing it takes up to 0.25 us without a break
+# (threats I11).
 MAX_ANSWER_VALUES, MAX_ANSWER_KEYS = 200_000, 100_000
 MAX_ID_CHARS = 256
 INT64_MIN, UINT64_MAX = -(2**63), 2**64 - 1  # CONTRACT 5: integers up to 64 bits pass unchanged
@@ -58,7 +58,7 @@ _NOT_STRUCTURE = bytes(set(range(256)) - set(b"{}[],:"))
 _DIGITS = bytes(ord("0") if byte in b"0123456789" else ord("e") if byte in b"eE" else 32 for byte in range(256))
 
 Spellings = Mapping[str, str]
-"""Known keys, by their case-folded form: a reader that ignores case takes every variant for the key."""
+"""Known keys, by their case-folded form: a reader that ignores case treats every variant as the key."""
 
 Id = str | int
 
@@ -86,9 +86,10 @@ Message = Request | Notification | Response
 
 
 def message_from(envelope: object) -> Message:
-    """A parsed JSON value as one message, its shape checked completely."""
+    """Returns a parsed JSON value as one message. Checks its shape completely."""
     if not isinstance(envelope, dict):
-        # One deviation from 2025-03-26, which had batches: no later revision has, and each was a way past policy.
+        # One deviation from 2025-03-26, which had batches: no later revision has them, and each was a way around
+        # policy.
         batch = isinstance(envelope, list)
         raise malformed("JSON-RPC batches are not supported" if batch else "a JSON-RPC message is an object")
     if not ENVELOPE.issuperset(envelope):
@@ -104,7 +105,7 @@ def message_from(envelope: object) -> Message:
         if not isinstance(method, str) or not method or len(method) > 128:
             raise malformed("method must be a string of 1 to 128 characters")
         if not isinstance(params, dict):
-            if params is not None:  # some libraries write `"params": null` if there are none
+            if params is not None:  # some libraries write `"params": null` for no parameters
                 raise malformed("params must be an object")
             params = {}
         if not _DISTINCT.issuperset(params):
@@ -125,7 +126,7 @@ def message_from(envelope: object) -> Message:
             if given is None and error is not None:
                 return Response(None, error=error)
         message = _new(Response, (given, result, error))
-    # bool is an int to Python
+    # in Python, a bool is an int
     if type(given) is int:
         if INT64_MIN <= given <= UINT64_MAX:
             return message
@@ -135,7 +136,7 @@ def message_from(envelope: object) -> Message:
 
 
 def id_in(envelope: object) -> Id | None:
-    """The id of a parsed JSON value, also if it is no valid message, so that its sender gets an answer."""
+    """The id of a parsed JSON value, also if it is not a valid message, so that its sender gets an answer."""
     if not isinstance(envelope, dict) or "id" not in envelope:
         return None
     try:
@@ -146,7 +147,7 @@ def id_in(envelope: object) -> Id | None:
 
 
 def request_id_in(envelope: object) -> Id | None:
-    """The id of a request, valid or not. The id of a response is not included: it is its receiver's."""
+    """The id of a request, valid or not. The id of a response belongs to its receiver, and is not returned."""
     if isinstance(envelope, dict) and ("method" in envelope or envelope.keys().isdisjoint(("result", "error"))):
         return id_in(envelope)
     return None
@@ -156,20 +157,21 @@ def parse_json(
     raw: bytes, *, max_depth: int = MAX_DEPTH, max_keys: int = MAX_KEYS, max_values: int = MAX_VALUES
 ) -> Any:
     """One JSON value, parsed as strictly as CONTRACT 2 and threats P1-P9 require. Raises Refusal(MALFORMED_CALL)."""
-    # As in `parse_answer`: a shorter body has room for no more keys and values, and without its brackets it is shorter
-    # by their number. Removing them takes a third of the time of counting, and ends beyond the bound.
+    # As in `parse_answer`: a shorter body has no room for more keys and values, and the number of brackets is the
+    # length that it loses without them. Removing them takes a third of the time of counting, and ends beyond the bound.
     over = max_depth + 1
     if len(raw) > max_keys or len(raw) - len(raw.replace(b"{", b"", over).replace(b"[", b"", over)) > max_depth:
         _refuse_excess(raw, max_depth, max_keys, max_values)
-    # If our own serialisation of a value is these very bytes, every reader reads them alike. Most clients write them,
-    # and are parsed at a fifth of the cost; escapes need the strict parser, and blanks after colons are not ours.
+    # If the sidecar's own serialisation of a value gives these exact bytes, all readers interpret them in the same way.
+    # Most clients write this form, which is parsed at a fifth of the cost; escapes need the strict parser, and blanks
+    # after colons are not in this form.
     if (_BACKSLASH not in raw or b"\\u" not in raw) and b'": ' not in raw[:32]:
         try:
             value = orjson.loads(raw)
             if orjson.dumps(value) == raw:
                 return value
         except orjson.JSONDecodeError:
-            pass  # the strict parser reports what is wrong
+            pass  # the strict parser reports the fault
     return _parsed_strictly(raw)
 
 
@@ -188,7 +190,7 @@ def _parsed_strictly(raw: bytes) -> Any:
 
 
 def parse_answer(raw: bytes) -> Any:
-    """An upstream's JSON: its size is checked, its spelling is not. Raises Refusal(MALFORMED_CALL)."""
+    """Parses an upstream's JSON. Checks its size but not its spelling. Raises Refusal(MALFORMED_CALL)."""
     over = MAX_ANSWER_DEPTH + 1
     if len(raw) > MAX_ANSWER_KEYS or len(raw) - len(raw.replace(b"{", b"", over).replace(b"[", b"", over)) >= over:
         _refuse_excess(raw, MAX_ANSWER_DEPTH, MAX_ANSWER_KEYS, MAX_ANSWER_VALUES)
@@ -223,7 +225,7 @@ def encode_message(message: Message) -> bytes:
 
 
 def malformed(detail: str, code: int = INVALID_REQUEST) -> Refusal:
-    """The refusal of a call whose shape is wrong. `detail` is the sidecar's text and holds no value of the call."""
+    """The refusal of a call whose shape is wrong. `detail` is the sidecar's text and contains no value of the call."""
     return Refusal(Reason.MALFORMED_CALL, detail, code=code)
 
 
@@ -264,8 +266,9 @@ def _check_outcome(envelope: dict[str, Any]) -> None:
 
 
 def _refuse_excess(raw: bytes, max_depth: int, max_keys: int, max_values: int) -> None:
-    """Refuses JSON that is nested too deep, or holds too many keys or values, before a parser has built any of it."""
-    # Every count is an upper bound, strings included; nearly every call passes. Only the others are counted exactly.
+    """Refuses JSON that is nested too deep, or contains too many keys or values, before a parser builds anything."""
+    # Every count is an upper bound, strings included; nearly every call is within it. Only the others are counted
+    # exactly.
     opened, colons, commas = raw.count(b"{") + raw.count(b"["), raw.count(b":"), raw.count(b",")
     if opened <= max_depth and colons <= max_keys and opened + commas <= max_values:
         return
@@ -279,7 +282,7 @@ def _refuse_excess(raw: bytes, max_depth: int, max_keys: int, max_values: int) -
     brackets = structure.translate(None, b":,")
     if structure.count(b",") + len(brackets) // 2 > max_values:
         raise _unparsable(f"the body has more than {max_values} values")
-    for _ in range(max_depth):  # each pass removes the innermost level only: there is one kind of bracket
+    for _ in range(max_depth):  # each pass removes the innermost level; there is one kind of bracket
         brackets = brackets.replace(b"[]", b"")
     if brackets:
         raise _unparsable(f"the body is nested deeper than {max_depth}, or its brackets do not match")
@@ -293,7 +296,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _bounded_int(digits: str) -> int:
-    # 20 characters hold every 64-bit integer; more would also be slow to read (threats P7).
+    # 20 characters are enough for every 64-bit integer; more would also be slow to read (threats P7).
     if len(digits) <= 20 and INT64_MIN <= (value := int(digits)) <= UINT64_MAX:
         return value
     raise _unparsable("the body has an integer beyond 64 bits")
@@ -317,8 +320,9 @@ _CHECKING = json.JSONDecoder(
 
 
 def _is_plain(raw: bytes) -> bool:
-    """Whether no number can be out of bounds: none has 19 digits in a row, and none an exponent that another parser,
-    which refuses values that are not finite, rejects. Checking each number would take half a microsecond for each."""
+    """Whether no number can be out of bounds: none has 19 digits in a row, and none has an exponent, which only another
+    parser, which refuses values that are not finite, checks. Checking each number would take half a microsecond for
+    each."""
     digits = raw.translate(_DIGITS)
     return b"0" * 19 not in digits and (b"0e" not in digits or _orjson_reads(raw))
 
@@ -339,7 +343,7 @@ def _refuse_escapes(raw: bytes, text: str, value: object) -> None:
 
 
 def has_nul(value: object) -> bool:
-    """Whether a JSON value contains a NUL, which ends a text for some readers, and for others not."""
+    """Whether a JSON value contains a NUL, which ends a text for some readers."""
     if isinstance(value, str):
         return "\0" in value
     if isinstance(value, dict):

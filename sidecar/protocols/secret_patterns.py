@@ -2,8 +2,8 @@
 
 Each class is a `Finder`: the spans that begin within a slice of a text. There are two kinds, both fast on any text
 (threats C1): tokens are found by a literal that begins them or is part of them, and each run of characters is read
-once; numbers are short, so that each position costs no more than their length. A number that only has the shape of its
-class is ignored: cards pass Luhn's check, bank accounts modulo 97.
+once; numbers are short, so each position costs at most their length. A number that only has the shape of its class is
+ignored: cards pass Luhn's check, bank accounts modulo 97.
 
     email         local@domain.tld; letters of any script
     card          13 to 19 digits that pass Luhn's check, whole or in the groups that cards are printed in
@@ -75,7 +75,7 @@ _CREDENTIAL = re.compile(
 
 
 def find_bearers(text: str, start: int, stop: int, spans: list[Span]) -> int:
-    """The credential after the word, without the word."""
+    """The credential after the keyword, without the keyword."""
     looked = stop
     for word in _WORDS_BEFORE:
         at = text.find(word, start, stop + len(word))
@@ -103,7 +103,7 @@ def find_jwts(text: str, start: int, stop: int, spans: list[Span]) -> int:
         if rest:
             end = rest.end()
             spans.append((at, end))
-        if end >= stop:  # the rest of this run has no other beginning
+        if end >= stop:  # the rest of this run cannot begin another token
             return end
         at = text.find("eyJ", end, stop + 2)
     return stop
@@ -151,7 +151,8 @@ _KEY_END = re.compile(r"-----END [A-Z0-9 ]{0,60}-----")
 
 
 def find_private_keys(text: str, start: int, stop: int, spans: list[Span]) -> int:
-    """A PEM block with its lines. One without an end extends to the end of the text: half a key is a secret too."""
+    """A PEM block with its lines. One without an end extends to the end of the text, because half a key is also a
+    secret."""
     at = text.find(_KEY_BEGIN, start, stop + len(_KEY_BEGIN))
     while 0 <= at < stop:
         head = _KEY_HEAD.match(text, at)
@@ -199,7 +200,8 @@ def passes_luhn(digits: str) -> bool:
 
 
 def _card_end(found: str) -> int:
-    """The whole, or without its last group: a card in groups may be followed by another number."""
+    """Returns the whole number, or without its last group, because a card in groups may be followed by another
+    number."""
     for end in (len(found), max(found.rfind(" "), found.rfind("-"))):
         digits = found[: max(end, 0)].replace(" ", "").replace("-", "")
         if 13 <= len(digits) <= 19 and passes_luhn(digits):
@@ -243,7 +245,7 @@ def _iban_end(found: str) -> int:
 
 
 def _end_of(text: str, length: int) -> int:
-    """The end of so many characters, blanks not counted."""
+    """The end of this number of characters, not counting blanks."""
     kept = 0
     for end, character in enumerate(text, 1):
         kept += character != " "

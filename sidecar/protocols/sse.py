@@ -1,7 +1,7 @@
 """Parses and writes server-sent events.
 
-The incremental parser of `text/event-stream` (WHATWG HTML, 9.2.6) returns whole events, those without data too: MCP
-2025-11-25 primes streams with an id and empty data, and announces polling by `retry` alone. Lines and events are
+The incremental parser of `text/event-stream` (WHATWG HTML, 9.2.6) returns whole events, including those without data:
+MCP 2025-11-25 primes streams with an id and empty data, and announces polling by `retry` alone. Lines and events are
 bounded, because the input is the upstream's.
 """
 
@@ -28,7 +28,7 @@ class SseEvent:
 
     @property
     def message(self) -> str:
-        """The data of an event that bears a message: its type is `message`, or it has none. "" for any other event,
+        """The data of an event that carries a message: its type is `message`, or it has none. "" for any other event,
         such as a `ping` or `heartbeat` with data, which is skipped."""
         return self.data or "" if self.event in ("", "message") else ""
 
@@ -40,11 +40,11 @@ _NOTHING = SseEvent()
 @dataclass(slots=True)
 class SseParser:
     """Feed it chunks; it returns the events that each chunk completed, wherever the bytes were split. `max_event_bytes`
-    bounds each line, and the lines of one event together; comments and unknown fields are not kept."""
+    bounds each line, and the lines of one event together; comments and unknown fields are dropped."""
 
     max_event_bytes: int = MAX_LINE_BYTES
     _rest: bytearray = field(default_factory=bytearray)  # of an incomplete line
-    _after_return: bool = False  # the last chunk ended in CR: a LF that comes next belongs to it
+    _after_return: bool = False  # the last chunk ended in CR: a following LF belongs to it
     _begun: bool = False
     _event_bytes: int = 0
     _data: bytearray | None = None
@@ -54,7 +54,7 @@ class SseParser:
 
     @property
     def held_bytes(self) -> int:
-        """The number of bytes kept of an incomplete event."""
+        """The number of bytes held of an incomplete event."""
         return self._event_bytes + len(self._rest)
 
     def feed(self, chunk: bytes) -> list[SseEvent]:
@@ -65,7 +65,7 @@ class SseParser:
             chunk = chunk.removeprefix(b"\n")
         self._after_return = chunk.endswith(b"\r")
         events: list[SseEvent] = []
-        # Only the chunk is searched for line ends: a line in a million pieces costs no more than in one.
+        # Only the chunk is searched for line ends: a line in a million pieces costs no more than a line in one piece.
         for piece in chunk.splitlines(keepends=True):
             line = piece.rstrip(b"\r\n")
             ended = len(line) < len(piece)

@@ -42,7 +42,7 @@ class Streamed:
         return message
 
     def _may_answer(self, value: Any) -> bool:
-        """Whether a JSON value that is no valid message was meant for an awaited answer."""
+        """Whether a JSON value that is not a valid message was intended as an awaited answer."""
         if isinstance(value, list):
             return any(isinstance(one, dict) and self._may_answer(one) for one in value)
         if not isinstance(value, dict) or "method" in value:
@@ -54,7 +54,7 @@ class Streamed:
 
 
 def addressed(message: Message, own: Id | None) -> Message:
-    """The message; an error without an id is the answer to the `own` request, the only one it can be about."""
+    """The message; an error without an id is the answer to the `own` request, the only possible one."""
     if isinstance(message, Response) and message.id is None and message.error is not None and own is not None:
         return message._replace(id=own)
     return message

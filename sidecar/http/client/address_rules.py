@@ -2,7 +2,7 @@
 
 `ipaddress` parses addresses. The table below is a copy of IANA's registries of special-purpose addresses, because the
 classification in Python changed between its releases. An address that embeds another one (mapped, NAT64, 6to4, Teredo,
-ISATAP) counts as both, and both must be allowed.
+ISATAP) is treated as both, and both must be allowed.
 """
 
 from __future__ import annotations
@@ -32,13 +32,14 @@ _ISATAP: Final = (0x0000_5EFE, 0x0200_5EFE)  # RFC 5214
 
 @dataclass(frozen=True, slots=True)
 class AddressRules:
-    """`own` are networks that are not public and may be reached nevertheless, `blocked` those that never may."""
+    """`own` are networks that are not public but may be reached, `blocked` those that may never be reached."""
 
     own: Sequence[Network] = ()
     blocked: Sequence[Network] = ()
 
     def objection(self, text: str) -> str:
-        """Returns why neither this address nor one that it embeds may be connected to, for the operator; or ""."""
+        """Returns why neither this address nor one that it embeds may be connected to, for the operator; "" if both
+        may."""
         try:
             address = ip_address(text)
         except ValueError:

@@ -2,7 +2,7 @@
 
 A `ClientConnection` carries one exchange at a time and belongs to a `ClientResponse` until the last byte has arrived;
 then it returns to the pool, or is closed. If the exchange is abandoned (cancelled, timed out, `close()`), the socket is
-closed at once, which passes a caller's disconnect on to the upstream. A request is written once and never again.
+closed at once, so that a caller's disconnect reaches the upstream. A request is written once and never again.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class ClientConnection(asyncio.Protocol):
             raise self._failed() or ConnectionBroken("the connection cannot carry an exchange")
         transport.write(message)
         response = self._response = ClientResponse(self, until)
-        # Nobody else keeps the waiter: its exception may refer to a frame, and reference cycles are freed late.
+        # Nothing else holds the waiter: its exception may refer to a frame, and reference cycles are freed late.
         self._waiter, self._until = self.loop.create_future(), until
         if self._timer is None or until < self._timer_at:
             self._set_timer(until)
@@ -65,7 +65,7 @@ class ClientConnection(asyncio.Protocol):
 
     def is_usable(self, now: float) -> bool:
         """Whether an idle connection is open, silent, and not idle for too long. Asks the kernel, because the loop may
-        not have polled yet: a closed connection would fail the next request, and early bytes would be taken for its
+        not have polled yet: a closed connection would fail the next request, and early bytes would be mistaken for its
         answer."""
         transport = self._transport
         return self.idle_until > now and transport is not None and not transport.is_closing() and not self._poll.poll(0)
@@ -128,7 +128,7 @@ class ClientConnection(asyncio.Protocol):
             waiter.set_result(None)
         if response.complete:
             self._response = None
-            self.loop.call_soon(self._finish, response)  # once the waiter has gone on
+            self.loop.call_soon(self._finish, response)  # after the waiter has continued
         elif response.buffered > MAX_BUFFERED_BYTES and not self._paused and self._transport is not None:
             self._paused = True
             self._transport.pause_reading()
@@ -177,7 +177,7 @@ class ClientConnection(asyncio.Protocol):
         return copy(self._failure)
 
     def _given_up(self, response: ClientResponse) -> None:
-        if self._response is response:  # by now the connection may carry another exchange, with another waiter
+        if self._response is response:  # the connection may already carry another exchange, with another waiter
             self.abort()
 
     def _set_timer(self, at: float) -> None:
@@ -186,7 +186,7 @@ class ClientConnection(asyncio.Protocol):
         self._timer, self._timer_at = self.loop.call_at(at, self._look_at_clock), at
 
     def _look_at_clock(self) -> None:
-        """Checks the deadline. One timer serves all exchanges, because most finish long before it fires."""
+        """Checks the deadline. One timer serves all exchanges, because most finish long before it expires."""
         self._timer = None
         if self._until is None or self._waiter is None or self._waiter.done():
             return
@@ -268,7 +268,8 @@ class ClientResponse(ResponseReader):
 
     async def chunks(self, *, idle_s: float | None, deadline: Deadline = ENDLESS) -> AsyncGenerator[bytes, None]:
         """Yields the body as it arrives. `idle_s` is the longest silence, None is unlimited; `deadline` bounds the
-        whole, and may be moved meanwhile. Chunk boundaries are those of TCP and have no meaning. Raises EgressError."""
+        whole, and may be moved in the meantime. Chunk boundaries are those of TCP and have no meaning. Raises
+        EgressError."""
         loop = self._connection.loop
         try:
             while True:

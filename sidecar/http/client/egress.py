@@ -1,4 +1,4 @@
-"""Decides how connections leave: directly or through a proxy, and which authorities they trust."""
+"""Determines how connections leave: directly or through a proxy, and which authorities they trust."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from sidecar.settings.secrets import read_secret
 
 @dataclass(frozen=True, slots=True)
 class ProxyServer:
-    """A proxy. `credentials` are `user:password`, or ""; `url` holds none."""
+    """A proxy. `credentials` are `user:password`, or ""; `url` contains none."""
 
     url: str
     origin: TargetOrigin
@@ -37,7 +37,7 @@ class ProxyServer:
 
     @property
     def url_with_login(self) -> str:
-        """The URL with the credentials, for clients that take them from there."""
+        """The URL with the credentials, for clients that read them from the URL."""
         if not self.credentials:
             return self.url
         user, _, password = self.credentials.partition(":")
@@ -48,7 +48,7 @@ class ProxyServer:
 @dataclass(frozen=True, slots=True)
 class Egress:
     """How connections leave. `proxies` are by the scheme of the destination, `direct` the hosts that need none, and
-    `authorities` (PEM) are trusted beside those of the system."""
+    `authorities` (PEM) are trusted in addition to those of the system."""
 
     proxies: Mapping[str, ProxyServer] = field(default_factory=dict)
     direct: tuple[DirectHosts, ...] = ()
@@ -56,15 +56,15 @@ class Egress:
     resolves_callbacks: bool = False
 
     def proxy_for(self, origin: TargetOrigin) -> ProxyServer | None:
-        """Returns the proxy of a destination. Loopback has none: at a proxy it would be another machine."""
+        """Returns the proxy of a destination. Loopback has none, because at a proxy it would be another machine."""
         proxy = self.proxies.get(origin.scheme)
         if proxy is None or origin.loopback or any(one.holds(origin.host, origin.port) for one in self.direct):
             return None
         return proxy
 
     def tls(self, *, beside: str = "", instead: str = "") -> ssl.SSLContext:
-        """Returns the context of its connections, with authorities of one destination `beside` or `instead`. A context
-        is kept; the first is slow to make."""
+        """Returns the context of its connections, with authorities of one destination `beside` or `instead`. Contexts
+        are cached; the first is slow to make."""
         return client_tls(self.authorities + beside, instead)
 
 
@@ -94,7 +94,7 @@ def _server(named: NamedProxy) -> ProxyServer:
 
 
 def _check_system_trust(environ: Mapping[str, str]) -> None:
-    """Refuses a file of authorities that is not there: OpenSSL would trust none, and say nothing."""
+    """Refuses a file of authorities that does not exist: OpenSSL would silently trust none."""
     named = environ.get("SSL_CERT_FILE", "")
     if named and not Path(named).is_file():
         hint = "correct the path, or unset it"

@@ -1,6 +1,6 @@
 """Errors of outgoing connections.
 
-`upstreams` and `identity` translate these into refusals; none carries a header, a body or a credential.
+`upstreams` and `identity` translate these into refusals; none contains a header, a body or a credential.
 """
 
 from __future__ import annotations

@@ -24,8 +24,8 @@ class FetchedDocument(NamedTuple):
 async def fetch(
     url: str, *, max_bytes: int = 262_144, deadline_s: float = 5.0, egress: Egress = DIRECT, operators: bool = False
 ) -> bytes:
-    """Returns the body of a 200 answer to one GET. Raises EgressError. Requires https, except on this machine, and
-    if the operator configured plain http (`operators`). Redirects are not followed: they would choose an address."""
+    """Returns the body of a 200 answer to one GET. Raises EgressError. Requires https, except on this machine or if the
+    operator configured plain http (`operators`). Redirects are not followed: they would choose an address."""
     accept = [("Accept", "application/json")]
     bounds: dict[str, Any] = {"max_bytes": max_bytes, "deadline_s": deadline_s}
     fetched = await fetch_newer(url, "", accept, **bounds, egress=egress, operators=operators)
@@ -44,7 +44,7 @@ async def fetch_newer(
     tls: ssl.SSLContext | None = None,
     operators: bool = False,
 ) -> FetchedDocument | None:
-    """Returns the document, or None if its state is still `etag`. Bounded as `fetch` is. Raises EgressError."""
+    """Returns the document, or None if its state is still `etag`. Bounded like `fetch`. Raises EgressError."""
     try:
         origin = parse_origin(url)
     except ValueError as error:

@@ -6,8 +6,8 @@ The URL of a callback is checked when it is named, and again before each request
     the name    resolved once; every address of it must be allowed (`address_rules.py`)
     then        the connection is made to such an address, with the name in TLS and in `Host`
 
-Redirects are not followed, and only the head of the response is read. A proxy is asked for the checked address, never
-for the name, unless the operator leaves names to it (`egress.proxy.resolves_callbacks`).
+Redirects are not followed, and only the head of the response is read. A proxy gets the checked address, never the name,
+unless the operator lets it resolve names (`egress.proxy.resolves_callbacks`).
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ log = logging.getLogger("sidecar.http.client")
 
 
 class Accepted(NamedTuple):
-    """A receiver's answer: its status, and how long it asks to wait."""
+    """A receiver's answer: its status, and the wait that it requests."""
 
     status: int
     retry_after: str
@@ -65,8 +65,8 @@ class GuardedClient:
     _asked_for: Counter[str] = field(default_factory=Counter)
 
     async def check(self, url: str, owner: str) -> None:
-        """Checks whether a request could be sent there now, for this chain. Raises Refusal, which tells nothing of the
-        name's addresses: MALFORMED_CALL, or TOO_MANY_CONCURRENT for a chain with too many lookups."""
+        """Checks whether a request could be sent there now, for this chain. Raises Refusal, which discloses nothing
+        about the name's addresses: MALFORMED_CALL, or TOO_MANY_CONCURRENT for a chain with too many lookups."""
         rules = self.rules()
         try:
             origin = allowed_origin(url, rules)
@@ -120,7 +120,7 @@ class GuardedClient:
         raise failure
 
     async def _addresses(self, origin: TargetOrigin, rules: CallbackSettings) -> Sequence[str]:
-        """Returns every address of the origin, each of which is allowed; "" for a name that the proxy looks up."""
+        """Returns every address of the origin, each of which is allowed; "" for a name that the proxy resolves."""
         host, egress = origin.host, self.egress()
         if not is_address(host) and egress.resolves_callbacks and egress.proxy_for(origin) is not None:
             return ("",)
@@ -141,7 +141,8 @@ class GuardedClient:
 
 
 class SystemResolver:
-    """The system's resolver, on own threads: a name without an answer must not delay upstreams' connections."""
+    """The system's resolver, on threads of its own, because an unanswered name must not delay upstreams'
+    connections."""
 
     def __init__(self) -> None:
         self._threads = ThreadPoolExecutor(LOOKED_UP_AT_ONCE, thread_name_prefix="lookup")
@@ -165,7 +166,7 @@ class SystemResolver:
 
 
 def is_address(host: str) -> bool:
-    """Whether the host of an allowed URL is an address, and no name."""
+    """Whether the host of an allowed URL is an address, not a name."""
     return ":" in host or host.replace(".", "").isdigit()
 
 

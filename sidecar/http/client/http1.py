@@ -1,8 +1,8 @@
 """Parses and writes HTTP/1.1 messages.
 
 No sockets and no clock. A complete head is parsed by one regular expression that follows RFC 9112 strictly. `httptools`
-(llhttp) parses chunks, and heads that arrive in pieces, so that invalid HTTP is detected at its first bytes. What it
-accepts beyond the RFC is refused here:
+(llhttp) parses chunks, and heads that arrive in pieces, so that invalid HTTP is detected at its first bytes. Input that
+it accepts beyond the RFC is refused here:
 
     llhttp accepts                                     this module accepts
     any Transfer-Encoding, read until close or not     exactly `chunked`, once, in HTTP/1.1
@@ -29,13 +29,14 @@ from sidecar.http.client.failures import ConnectionBroken, InvalidRequest, Unacc
 MAX_HEAD_BYTES: Final = 32 * 1024  # without the empty line at its end
 MAX_HEADERS: Final = 100
 MAX_INTERIM: Final = 8
-# Bounds on the chunked coding beside the payload: for each chunk its size line and line ends, and the trailers once.
+# Bounds on the chunked coding in addition to the payload: for each chunk its size line and line ends, and the trailers
+# once.
 MAX_CHUNK_LINE_BYTES: Final = 64
 MAX_TRAILER_BYTES: Final = 8 * 1024
-# The cost of a piece beside its payload, so that one-byte chunks fill the buffer as fast as large ones.
+# The cost of a piece in addition to its payload, so that one-byte chunks fill the buffer as fast as large ones.
 _PIECE_BYTES: Final = 64
 _HEAD_END: Final = b"\r\n\r\n"
-_MAX_KNOWN_BYTES: Final = 1024  # of a head that is remembered
+_MAX_KNOWN_BYTES: Final = 1024  # of a cached head
 
 _PLAIN_END: Final = b"\r\n0\r\n\r\n"  # of a chunked body: no trailer field ends like this, because it has a colon
 
@@ -52,7 +53,7 @@ _OURS = frozenset(
     {"host", "content-length", "transfer-encoding", "connection", "accept-encoding", "te", "trailer", "upgrade",
      "keep-alive", "expect", "cookie", "proxy-connection", "proxy-authorization"}
 )  # fmt: skip
-# If one of these is repeated, it is ambiguous which line counts (threats H4, H10).
+# If one of these is repeated, it is ambiguous which line applies (threats H4, H10).
 _ONCE = frozenset(
     {"content-type", "content-length", "transfer-encoding", "content-encoding", "content-range", "location",
      "mcp-session-id", "mcp-protocol-version", "retry-after", "keep-alive"}
@@ -61,7 +62,7 @@ _ONCE = frozenset(
 
 class RequestForm:
     """The common parts of similar requests, checked and encoded once: verb, target, and the headers `first` and `last`
-    around the varying ones. Framing, `Host` and `Accept-Encoding` are set here; who names them is refused."""
+    around the varying ones. Framing, `Host` and `Accept-Encoding` are set here; naming them is an error."""
 
     __slots__ = ("_first", "_last", "_whole")
 
@@ -115,8 +116,8 @@ NO_HEAD: Final = ResponseHead(0, MappingProxyType({}), "", None, chunked=False, 
 class ResponseReader:
     """Reads one response. Feed it bytes; read `head`, NO_HEAD at first; take pieces of the body, until `complete`.
 
-    `reusable` is decided on completion: whether the connection is certainly between two responses. `buffered` is,
-    until then, the size of the data not yet taken, in bytes, with the overhead of holding it."""
+    `reusable` is determined on completion: whether the connection is certainly between two responses. `buffered` is,
+    until then, the size in bytes of the data that is not read yet, including the overhead of storing it."""
 
     # Most responses change few of these, so they are defaults of the class.
     head = NO_HEAD
@@ -187,7 +188,7 @@ class ResponseReader:
         else:
             self._pieces.append(data[:remaining])
             self.complete, self._remaining, self._parser = True, 0, None
-            if size > remaining:  # unexpected bytes could not be told apart from a later response
+            if size > remaining:  # unexpected bytes would be indistinguishable from a later response
                 self.reusable = False
 
     def end(self) -> None:
@@ -208,7 +209,7 @@ class ResponseReader:
         self._parse(data)
         if self._overhead + self._chunk_count * MAX_CHUNK_LINE_BYTES < 0:
             raise ConnectionBroken("more chunk framing than payload justifies")
-        # llhttp accepts line ends after the last chunk; only the plain ending proves that nothing follows.
+        # llhttp accepts line ends after the last chunk. Only the plain ending proves that nothing follows.
         if self.complete and self._tail != _PLAIN_END:
             self.reusable = False
 
@@ -254,7 +255,7 @@ class ResponseReader:
 
 
 def _head_from(raw: bytes) -> ResponseHead:
-    """Reads a head without its end, of an interim response too, and decides how the body ends (RFC 9112, 6.3)."""
+    """Reads a head without its end, of an interim response too, and determines how the body ends (RFC 9112, 6.3)."""
     match = _HEAD.fullmatch(raw.decode("latin-1"))
     if match is None:
         raise ConnectionBroken("the response head is not HTTP/1.1")

@@ -1,4 +1,4 @@
-"""Parses the URL of an outgoing request: of the settings, or, more strictly, of content.
+"""Parses the URL of an outgoing request: one in the settings or, more strictly, one in content.
 
 A URL in content is untrusted, so nothing of it is repaired, decoded or guessed. Any part that two parsers could read
 differently (user-info, backslashes, `127.1`, `0x7f.1`, `localhost.`, letters beyond ASCII, an encoded dot) is refused.
@@ -33,7 +33,7 @@ _BAD_PORT: Final = "the URL's port is not a number from 1 to 65535"
 
 @dataclass(frozen=True, slots=True)
 class TargetOrigin:
-    """A place to connect to. `path` is the URL's path with its query; `host_header` the value of `Host`."""
+    """A destination of connections. `path` is the URL's path with its query; `host_header` the value of `Host`."""
 
     scheme: str
     host: str

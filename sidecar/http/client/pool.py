@@ -1,8 +1,8 @@
 """A pool of connections to one origin.
 
-A request takes the connection used last, if it is certainly alive; otherwise a new one; or, if all are in use, the next
-that becomes free. Idle connections are few and short-lived: many servers close after 5 s of silence, and a request sent
-to a closing connection is lost, because requests are never retried.
+A request takes the connection used last, if it is certainly alive; otherwise a new one or, if all are in use, the next
+one that becomes free. Idle connections are few and short-lived: many servers close after 5 s of silence, and a request
+sent to a closing connection is lost, because requests are never retried.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class HttpClient:
     """A small HTTP/1.1 client of one origin: no cookies, redirects, inflating or retries.
 
     At `max_connections`, streams included, up to `max_waiting` requests wait, each within its deadline. Connections
-    leave as `egress` says; `tls` replaces its trust. With `address`, they are made there; TLS and `Host` still name
-    the origin."""
+    leave by `egress`; `tls` replaces its trust. With `address`, they are made to that address; TLS and `Host` still
+    name the origin."""
 
     def __init__(
         self,
@@ -92,7 +92,7 @@ class HttpClient:
         if not idle:
             loop = asyncio.get_running_loop()
             return self._send_when_free(message, loop.time() + deadline_s, loop)
-        connection = idle[-1]  # the most recently used first, so that the others become idle and are closed
+        connection = idle[-1]  # the most recently used first, so that the others are closed when they are idle
         loop = connection.loop
         now = loop.time()
         if not connection.is_usable(now) or not self._line.step_in():
@@ -101,7 +101,7 @@ class HttpClient:
         return connection.exchange(message, now + deadline_s)
 
     async def _send_when_free(self, message: bytes, until: float, loop: asyncio.AbstractEventLoop) -> ClientResponse:
-        await asyncio.sleep(0)  # then a connection whose answer has just come is idle
+        await asyncio.sleep(0)  # then a connection whose answer has just arrived is idle
         if not self._line.step_in():
             await self._line.wait(until)
         while self._idle:
@@ -201,7 +201,7 @@ class HttpClient:
             self._line.step_out()
 
     def _sweep(self) -> None:
-        """Closes connections that were idle too long, also if no request comes."""
+        """Closes connections that were idle too long, even without new requests."""
         self._sweeper = None
         loop = asyncio.get_running_loop()
         for connection in [one for one in self._idle if one.idle_until <= loop.time()]:

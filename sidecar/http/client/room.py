@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 TOGETHER_BYTES: Final = 64 * 2**20
-FREE_BYTES: Final = 256 * 1024  # of each answer: a connection's buffers hold as much anyway
+FREE_BYTES: Final = 256 * 1024  # of each answer: the buffers of a connection are as large
 
 
 @dataclass(slots=True)
@@ -21,7 +21,7 @@ class Room:
     total: int = TOGETHER_BYTES
     held: int = 0
     most: int = 0
-    # by the one answer that may, which is not stored here, so that it can be garbage collected
+    # for the one answer that may exceed it, which is not stored here so that it can be garbage collected
     _is_exceeded: bool = False
     _waiting: set[asyncio.Future[None]] = field(default_factory=set)
 

@@ -1,4 +1,4 @@
-"""Queues senders fairly where connections are limited.
+"""Queues senders fairly when connections are limited.
 
 A place that becomes free passes to the first waiting request at once, so that a later one cannot take it.
 """
@@ -46,7 +46,7 @@ class SendQueue:
             await waiter
         except asyncio.CancelledError:
             if waiter.done() and not waiter.cancelled() and waiter.exception() is None:
-                self.step_out()  # the place was given at the same moment
+                self.step_out()  # the place became free at the same moment
             raise
         finally:
             timer.cancel()

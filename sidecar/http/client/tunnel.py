@@ -1,7 +1,7 @@
 """Opens a tunnel through an HTTP proxy with CONNECT (RFC 9110, section 9.3.6).
 
-The proxy is not trusted to speak HTTP well: its answer is bounded, its status must be 200, and nothing may follow it
-before the tunnel is used, because it would be taken for the words of the destination.
+The proxy is not trusted to use HTTP correctly: its answer is bounded, its status must be 200, and nothing may follow it
+before the tunnel is used, because it would be mistaken for data of the destination.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class TunnelOpening(asyncio.Protocol):
         elif rest:
             self._fail("sent data before the tunnel was used")
         else:
-            self._transport.pause_reading()  # what comes next is the destination's
+            self._transport.pause_reading()  # later bytes are the destination's
             self.opened.set_result(None)
 
     def eof_received(self) -> None:

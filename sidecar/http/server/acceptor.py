@@ -22,8 +22,8 @@ from sidecar.http.server.connection_limits import LOCAL, ConnectionLimits, Seat,
 log = logging.getLogger("sidecar.http.server.acceptor")
 
 BACKLOG = 512
-# Accepted in one iteration of the loop: other work must run in between, and each system call lets a running thread keep
-# the lock for up to a millisecond.
+# Accepted in one iteration of the loop: other work must run in between, and at each system call, a running thread can
+# hold the lock for up to a millisecond.
 AT_ONCE = 4
 FULL_PAUSE_S = 0.001  # when each new connection replaces another: a flood of them must not use the whole loop
 PAUSE_S = 0.1  # without descriptors the socket stays ready, and polling it would block the loop
@@ -33,9 +33,9 @@ TELL_EVERY_S = 10.0
 
 @dataclass(slots=True)
 class Acceptor:
-    """Accepts the connections of one socket. A `speaker` sets itself as the seat's guest when it is connected, and
-    leaves when the connection is lost. `handshake_s` is the deadline of TLS, if any. `probe_seats` are the places for
-    connections that find no other, if this socket serves probes."""
+    """Accepts the connections of one socket. A `speaker` sets itself as the seat's guest on connection, and leaves when
+    the connection is lost. `handshake_s` is the deadline of TLS, if any. `probe_seats` are the places for connections
+    that find no other, if this socket serves probes."""
 
     sock: socket.socket
     seats: ConnectionLimits
@@ -108,7 +108,7 @@ class Acceptor:
     def _opened(self, sock: socket.socket, seat: Seat, task: asyncio.Task[None]) -> None:
         self._opening.discard(task)
         seat.handshake = None
-        if seat.guest is None:  # a task that is cancelled before its first step closes nothing by itself
+        if seat.guest is None:  # a task that is cancelled before its first step closes nothing
             sock.close()
             seat.limits.leave(seat)
 

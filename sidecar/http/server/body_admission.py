@@ -1,9 +1,10 @@
 """Admits request bodies by size, so that large ones do not starve small ones.
 
 The cost of a body is estimated before it is parsed, from its bytes and the values that it may hold. Nearly all are
-small and go on at once. Large ones wait in their principal's queue, then in one of all; each has a share of the loop.
-A body that leaves its queue is not charged. Waiting and slowly arriving bodies use memory, which is bounded in all and
-for one principal (threats D5); a body without memory is refused like one that would wait too long.
+small and continue at once. Large ones wait in their principal's queue, then in a queue for all principals; each queue
+has a share of the loop. A body that leaves its queue is not charged. Waiting and slowly arriving bodies use memory,
+which is bounded in total and for each principal (threats D5); a body without memory is refused like one that would wait
+too long.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ VALUE_S: Final = 2.5e-7  # parsing, schema validation, writing
 PRINCIPAL_SHARE: Final = 0.1  # of the loop, for one principal
 TOTAL_SHARE: Final = 0.3
 PATIENCE_S: Final = 5.0  # in each of the two queues
-FREE_BYTES: Final = 64 * 1024  # of each body: a connection's buffers hold as much anyway
+FREE_BYTES: Final = 64 * 1024  # of each body: the buffers of a connection are as large
 PRINCIPAL_ROOM: Final = 32 * 2**20
 TOTAL_ROOM: Final = 128 * 2**20
 MAX_NAMES: Final = 1_000  # principals beyond this number share one queue
@@ -133,7 +134,7 @@ class BodyRoom:
 
 
 def cost_of(body: bytes) -> float:
-    """Estimates the time that the loop spends on a JSON body, in seconds, rather too high than too low."""
+    """Estimates the time that the loop spends on a JSON body, in seconds. The estimate tends to be too high."""
     if len(body) <= SMALL_BYTES:
         return 0.0
     return len(body) * BYTE_S + (body.count(b",") + body.count(b"[") + body.count(b"{")) * VALUE_S

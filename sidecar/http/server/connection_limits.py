@@ -1,9 +1,9 @@
-"""Limits connections, and chooses which ones give way.
+"""Limits connections, and chooses those to close at a bound.
 
 A seat is taken when a connection is accepted, so that unfinished handshakes count too. At a bound, a new connection
 takes a seat of the peer with most seats: of a connection that lingers (answered, while the rest of its request is
-discarded), or else in the order of `Activity`, the oldest first. A peer never loses a seat to a peer that has more, and
-a connection that is being answered never does. Lingering connections have a bound of their own.
+discarded), otherwise in the order of `Activity`, the oldest first. A peer never loses a seat to a peer that has more,
+and a connection that is being answered never loses its own. Lingering connections have a bound of their own.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _SUBNET_BITS = 64  # an IPv6 customer has 2^64 addresses
 
 
 class Activity(IntEnum):
-    """What a connection does, in the order in which connections give way."""
+    """What a connection does, in the order in which connections are closed."""
 
     SILENT = 1
     """It has sent no request yet."""
@@ -32,7 +32,7 @@ class Activity(IntEnum):
     WAITS = 3
     """Its request has been waiting for its body for a while."""
     BUSY = 4
-    """It is receiving a request or sending an answer, and does not give way."""
+    """It is receiving a request or sending an answer, and is not closed."""
 
 
 class SeatedConnection(Protocol):
@@ -87,7 +87,8 @@ class ConnectionLimits:
         return self._taken >= self.max_seats
 
     def take(self, seat: Seat) -> bool:
-        """Takes a place for a new connection, for which another may be dismissed. Returns False if there is none."""
+        """Takes a place for a new connection, for which another connection may be dismissed. Returns False if there is
+        none."""
         own = len(self._peers.get(seat.peer, ()))
         if self.max_per_peer and own >= self.max_per_peer:
             has_room = self._dismiss_one((seat.peer,))

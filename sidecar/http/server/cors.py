@@ -40,7 +40,8 @@ def wanted_verb(verb: str, headers: Mapping[str, Sequence[str]]) -> str:
 
 
 def allowed(verb: str, headers: Mapping[str, Sequence[str]]) -> Mapping[str, str]:
-    """Returns the headers of a preflight's answer, beside `shared_with`: verb, and requested headers read here."""
+    """Returns the headers of a preflight's answer, in addition to `shared_with`: the verb, and those requested headers
+    that are read here."""
     lines = headers.get("access-control-request-headers", ())
     asked = {name.strip().lower() for line in lines for name in line.split(",")}
     names = sorted(name for name in asked if name in _SENT or _PARAMETER.fullmatch(name))

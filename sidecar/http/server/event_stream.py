@@ -27,7 +27,7 @@ STREAM_HEADERS = {
 
 @dataclass(slots=True, kw_only=True)
 class EventSink(ABC):
-    """Takes the events of one answer, counted by `bytes_out`. A `shared` stream has other answers too: its reader
+    """Accepts the events of one answer, counted by `bytes_out`. A `shared` stream also has other answers: its reader
     cannot resume it, so its events carry no id. `resumable` is set once an event carried an id."""
 
     bytes_out: int = 0
@@ -46,7 +46,8 @@ class EventStream(EventSink):
     response: web.StreamResponse
 
     async def keep_alive(self) -> None:
-        """Sends a comment unless earlier data is unread. Does not wait or raise: disconnects show elsewhere."""
+        """Sends a comment unless earlier data is unread. Does not wait or raise, because disconnects are detected
+        elsewhere."""
 
     async def end(self) -> None:
         """Ends this answer. Raises Refusal(CALLER_GONE)."""
@@ -100,5 +101,5 @@ async def open_stream(request: web.BaseRequest, more: Iterable[tuple[str, str]] 
         await stream.prepare(request)
     except ConnectionError:
         raise Refusal(Reason.CALLER_GONE) from None
-    assert isinstance(request.writer, StreamWriter)  # aiohttp has no other
+    assert isinstance(request.writer, StreamWriter)  # aiohttp has no other type
     return OwnEventStream(stream, request.protocol, request.writer)

@@ -31,6 +31,6 @@ def take_all() -> tuple[int, int]:
 
 
 def enough_for(connections: int) -> int:
-    """Returns the number of connections, reduced to what the descriptors allow."""
+    """Returns the number of connections, reduced to the number that the descriptors allow."""
     soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return connections if soft == resource.RLIM_INFINITY else min(connections, max(1, (soft - OWN) // PER_CALL))

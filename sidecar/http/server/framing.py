@@ -15,7 +15,7 @@ from aiohttp import StreamReader, web
 
 PLAIN_END: Final = b"\r\n0\r\n\r\n"
 """The end of a chunked body without trailers. No trailer field can end like this, because a field has a colon."""
-FREE_BYTES: Final = 16 * 1024  # of framing, for each body: some 3,000 chunks, which cost 2 ms
+FREE_BYTES: Final = 16 * 1024  # of framing, for each body: about 3,000 chunks, which cost 2 ms
 PAYLOAD_PER_FRAMING: Final = 4  # beyond that: chunks of 20 bytes and more
 BYTES_S: Final = 512 * 1024  # of framing, for one peer: 5% of the loop
 BURST_BYTES: Final = 1024 * 1024
@@ -25,7 +25,7 @@ OTHERS: Final = "others"
 
 
 class TooManyChunks(web.RequestPayloadError):
-    """A body has more chunk framing than its payload justifies, or its peer sent too much of it lately."""
+    """A body has more chunk framing than its payload justifies, or its peer sent too much of it recently."""
 
 
 @dataclass(slots=True)

@@ -1,8 +1,8 @@
 """Takes the listening sockets that a service manager or supervisor passes to the process, by their address.
 
-They are descriptors from 3 on. `LISTEN_FDS` holds their number, `LISTEN_PID` the process that they are for, and
-`LISTEN_FDNAMES` their names, which appear in messages only (sd_listen_fds of systemd). Connections that arrive while
-no process serves wait in the socket, so that a restart loses none.
+They are descriptors from 3 on. `LISTEN_FDS` is their number, `LISTEN_PID` is the intended process, and `LISTEN_FDNAMES`
+are their names, which appear in messages only (sd_listen_fds of systemd). Connections that arrive while no process
+serves wait in the socket, so that a restart loses none.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class InheritedSockets:
     """The sockets that no listener has taken yet, by address."""
 
     def __init__(self, environ: Mapping[str, str], pid: int, first_fd: int = FIRST_FD) -> None:
-        """Raises OSError if a descriptor is no socket. Without `LISTEN_PID` the sockets are for any process."""
+        """Raises OSError if a descriptor is not a socket. Without `LISTEN_PID` the sockets are for any process."""
         self._sockets: dict[str, tuple[str, socket.socket]] = {}
         count, recipient = environ.get("LISTEN_FDS", ""), environ.get("LISTEN_PID", str(pid))
         if not count.isdecimal() or recipient != str(pid):
@@ -44,8 +44,8 @@ class InheritedSockets:
             self._sockets[_address_of(sock)] = (names[number] if number < len(names) else "", sock)
 
     def take(self, address: ListenAddress | UnixAddress) -> socket.socket | None:
-        """Returns the socket that is bound to an address, once; None if none is. Raises PermissionError if it is a
-        file that every user may open: a listener on a Unix socket trusts those who can open it."""
+        """Returns the socket that is bound to an address, once; None if there is none. Raises PermissionError if it is
+        a file that every user may open: a listener on a Unix socket trusts those who can open it."""
         key = f"unix:{os.path.realpath(address.path)}" if isinstance(address, UnixAddress) else _key(address)
         if key not in self._sockets:
             return None
@@ -73,12 +73,12 @@ class InheritedSockets:
 
 
 def _key(address: ListenAddress) -> str:
-    """The address as the socket says it: numeric, and IPv6 in its shortest form."""
+    """The address in the socket's form: numeric, and IPv6 in its shortest form."""
     host = "127.0.0.1" if address.host.lower() == "localhost" else address.host
     try:
         return str(ListenAddress(str(ip_address(host)), address.port))
     except ValueError:
-        return str(address)  # a name, to which no socket is bound
+        return str(address)  # a name, to which no socket can be bound
 
 
 def _address_of(sock: socket.socket) -> str:
@@ -94,5 +94,5 @@ def _address_of(sock: socket.socket) -> str:
 
 @cache
 def inherited() -> InheritedSockets:
-    """Returns those of this process. Raises OSError."""
+    """Returns the sockets of this process. Raises OSError."""
     return InheritedSockets(os.environ, os.getpid())

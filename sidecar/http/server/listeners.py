@@ -1,7 +1,7 @@
 """Opens listeners, and bounds their connections and deadlines.
 
 Extends aiohttp's server with bounds that it lacks: a deadline for each head (threats D1), a limit on connections
-(`connection_limits.py`), and one path for all answers, so that even a malformed request line gets an audit record.
+(`connection_limits.py`), and a single path for all answers, so that even a malformed request line gets an audit record.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _NO_ACCESS_LOG.setLevel(logging.CRITICAL)
 
 Handle = Callable[[HttpRequest], Awaitable[web.StreamResponse]]
 HandleBroken = Callable[[str, int], Coroutine[Any, Any, web.StreamResponse]]
-"""Takes (peer, status) and returns the answer to bytes that are not an HTTP request."""
+"""Accepts (peer, status) and returns the answer to bytes that are not an HTTP request."""
 
 IsStale = Callable[[ShownCertificate], bool]
 """Reports whether the certificate shown in a connection's handshake is no longer valid."""
@@ -50,24 +50,24 @@ MAX_HEADERS = 64  # threats D5
 MAX_FIELD_BYTES = 16 * 1024  # a token of 8 KiB fits, which some identity providers issue
 MAX_LINE_BYTES = 4 * 1024
 LINGER_S = 2.0  # how long the rest of a refused body is read, so that its sender receives the refusal
-GIVES_WAY_S = 1.0  # how long a body may be waited for before its connection gives way when places are short
-MAX_BODIES_PER_CALLER = 128  # waited for at the same time; nearly all bodies arrive with their head
+GIVES_WAY_S = 1.0  # how long a body may be awaited before its connection can be closed when places are short
+MAX_BODIES_PER_CALLER = 128  # awaited at the same time; nearly all bodies arrive with their head
 _BUSY = {"Server": "sidecar", "Retry-After": "1"}
 PROBE_SEATS = 64
 PROBE_HEAD_S = 1.0
-MAX_HEADS = 4  # learned of a connection that sends none again
+MAX_HEADS = 4  # learned from a connection that never repeats one
 SLICE_BYTES = 8 * 1024  # parsed at once: in chunks of one byte that takes half a millisecond
 END_BYTES = len(PLAIN_END)
 MIN_TAKEN_BYTES = 64 * 1024  # of a waiting answer, which a caller must read within the reading time (threats D4)
 
 
 class GaveWay(Exception):
-    """A body is no longer waited for, because its connection's place is needed or its caller waits for too many."""
+    """A body is not awaited any more, because its connection's place is needed or its caller waits for too many."""
 
 
 @dataclass(frozen=True, slots=True)
 class ListenerDeadlines:
-    """The deadlines of a connection, its bounds in all and for one peer (0: none), and for all unread data."""
+    """The deadlines of a connection, its bounds in total and for each peer (0: none), and for all unread data."""
 
     header_timeout_s: float = 10.0
     keepalive_timeout_s: float = 75.0
@@ -89,7 +89,7 @@ class ServerConnection(web.RequestHandler):
     _reading_timer: asyncio.TimerHandle | None
     _waits_since_s: float | None
     _repeated: RepeatedHead | None  # of the last request, if the parser was between two before and after it
-    _heads_left: int  # to be learned before one is sent again; 0 is for ever
+    _heads_left: int  # heads to learn before one is repeated; 0 is final
 
     def __init__(self, server: Server, loop: asyncio.AbstractEventLoop, seat: Seat) -> None:
         super().__init__(
@@ -134,11 +134,12 @@ class ServerConnection(web.RequestHandler):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Parses what arrived, at most SLICE_BYTES at once, and wakes `start` for the requests that begin in it."""
+        """Parses the received bytes, at most SLICE_BYTES at once, and wakes `start` for the requests that begin in
+        them."""
         messages, repeated = self._messages, self._repeated
         may_repeat = not (messages or self._close or self._force_close)
         if may_repeat and repeated is not None and (body := repeated.body_in(data)) is not None:
-            # Nothing else is queued or waited for, and no body before this one is chunked.
+            # Nothing else is queued or awaited, and no earlier body is chunked.
             self._body, self._heads_left = body, MAX_HEADS
             messages.append((repeated.message, body))
             self._request_count += 1
@@ -175,7 +176,7 @@ class ServerConnection(web.RequestHandler):
                     self._pause_reading_for_buffer()
         if is_chunked:
             self._watch_chunks(queued, len(data))
-        if self._upgraded:  # to an unsupported protocol; what follows may belong to it, or be a request
+        if self._upgraded:  # to an unsupported protocol; later bytes may belong to it, or be a request
             self._hear_no_more(len(messages) - 1)
         if messages:
             if is_broken:
@@ -193,8 +194,8 @@ class ServerConnection(web.RequestHandler):
             super().resume_reading(resume_parser)
 
     def _watch_chunks(self, queued: int, size: int) -> None:
-        """Checks the chunked body that was arriving, and those that began with the messages behind the first `queued`,
-        after `size` more bytes: what their framing costs, and how they ended."""
+        """Checks, after `size` more bytes, the chunked body that was arriving and those that began with the messages
+        after the first `queued`: the cost of their framing, and how they ended."""
         bodies = [(queued - 1, self._chunked)]
         for position in range(queued, len(self._messages)):
             message, payload = self._messages[position]
@@ -226,7 +227,7 @@ class ServerConnection(web.RequestHandler):
         return True
 
     def _hear_no_more(self, position: int) -> None:
-        """Makes the request at this position of the queue (-1: the one taken out last) the last of its connection:
+        """Makes the request at this position of the queue (-1: the last one removed) the last one of its connection:
         later bytes are dropped, and its answer closes the connection."""
         self._is_deaf, self._repeated = True, None
         while len(self._messages) > position + 1:
@@ -241,7 +242,8 @@ class ServerConnection(web.RequestHandler):
         self.close()
 
     def _wait_for_head(self) -> None:
-        """Starts the deadline of a head, which counts from connecting for the first, and from the head's begin."""
+        """Starts the deadline of a head, which counts from the connection for the first head, and otherwise from the
+        beginning of the head."""
         timeout_s = PROBE_HEAD_S if self.seat.for_probes else self._patience.header_timeout_s
         self._head_timer = self._loop.call_later(timeout_s, self.force_close)
 
@@ -274,7 +276,8 @@ class ServerConnection(web.RequestHandler):
 
     @contextmanager
     def waiting_for_body(self, who: str) -> Iterator[None]:
-        """Marks the request of `who` as waiting for its body. Beyond the bound, the longest wait is refused."""
+        """Marks the request of `who` as waiting for its body. Beyond the bound, the request that has waited longest is
+        refused."""
         self._waits_since_s = self._loop.time()
         bodies, most = self._server.bodies, max(1, min(MAX_BODIES_PER_CALLER, self._patience.max_connections // 4))
         waiting = bodies.setdefault(who, {})
@@ -290,7 +293,7 @@ class ServerConnection(web.RequestHandler):
                 bodies.pop(who, None)
 
     def _break_body(self) -> None:
-        """Makes invalid HTTP a fault of the body that is waited for. aiohttp would keep waiting, and answer twice."""
+        """Makes invalid HTTP a fault of the awaited body. aiohttp would keep waiting, and answer twice."""
         body = self._body
         if body is None or body.is_eof() or body is self._lingering or not isinstance(self._messages[-1][0], _ErrInfo):
             return
@@ -340,7 +343,7 @@ class ServerConnection(web.RequestHandler):
 
     @property
     def taken_bytes_s(self) -> float:
-        """How fast the caller has read since it last fell behind, in bytes per second."""
+        """The reading speed of the caller since it last fell behind, in bytes per second."""
         return (self._unread - self.unread_bytes) / max(1.0, self._loop.time() - self._waiting_since_s)
 
     @property
@@ -371,7 +374,7 @@ class ServerConnection(web.RequestHandler):
                 else:
                     is_late = body is not EMPTY_PAYLOAD and not body._eof
                     if self._parser is not None and not is_late:
-                        self._parser.message_consumed()  # of which it has told
+                        self._parser.message_consumed()  # which it has reported
                 if self._buffer_paused and len(messages) <= self._msg_queue_resume_size:
                     self._resume_reading_if_drained()
                 self._request_in_progress = True
@@ -398,14 +401,14 @@ class ServerConnection(web.RequestHandler):
                     if is_late and not body.is_eof():
                         self._lingering = body
                         self.seat.limits.linger(self.seat)
-                # Not before the answer is sent: the end of a late body is no begin of a head.
+                # Not before the answer is sent, because the end of a late body does not begin a head.
                 self._request_in_progress, self._current_request = False, None
                 self._keepalive = bool(response._keep_alive)
                 if is_late:
                     await self._end_late(body)
                 if not self._keepalive:
                     break
-                del message, body, head, request, response  # the next request may be long in coming
+                del message, body, head, request, response  # the next request may arrive much later
                 self._next_keepalive_close_time = loop.time() + self._keepalive_timeout
                 if self._keepalive_handle is None:
                     self._keepalive_handle = loop.call_at(self._next_keepalive_close_time, self._process_keepalive)
@@ -413,7 +416,7 @@ class ServerConnection(web.RequestHandler):
             self.force_close()
             raise
         except ConnectionError:
-            pass  # the caller is gone
+            pass  # the caller disconnected
         except Exception:
             log.exception("a connection failed")
             self.force_close()
@@ -427,14 +430,14 @@ class ServerConnection(web.RequestHandler):
                 self.transport.close()
 
     async def _end_late(self, body: StreamReader) -> None:
-        """Drops what is left of a body that arrived after its head, and goes on to the requests behind it."""
+        """Drops the rest of a body that arrived after its head, and continues with the next requests."""
         if not body.is_eof():
             await self._discard(body)
         if self._lingering is body and body.is_eof():
             self._lingering = None
             self.seat.limits.stay(self.seat)
         body.set_exception(_PAYLOAD_ACCESS_ERROR)
-        if self._parser is not None:  # which counts a message when it is complete, and pauses at a number of them
+        if self._parser is not None:  # it counts a message when complete, and pauses at a number of them
             self._parser.message_consumed()
             self.data_received(b"")
 
@@ -448,7 +451,7 @@ class ServerConnection(web.RequestHandler):
         return await self._refuse(500)
 
     async def _refuse(self, status: int) -> web.StreamResponse:
-        """Returns the response, which is on record, to what is no request or has failed. The connection closes."""
+        """Returns the recorded response to an invalid or failed request. The connection closes."""
         response = await self._server.handle_broken(self.remote or "local", status)
         response.force_close()
         return response
@@ -485,7 +488,7 @@ class Server(web.Server):
         self.patience = patience
         self.framing = FramingBudget(time.monotonic)
         self.slow_readers: dict[ServerConnection, None] = {}
-        self.bodies: dict[str, dict[ServerConnection, None]] = {}  # those waited for, by caller
+        self.bodies: dict[str, dict[ServerConnection, None]] = {}  # awaited bodies, by caller
 
     async def _handle_at(self, request: HttpRequest) -> web.StreamResponse:
         """Handles requests on the places reserved for probes, which serve one probe and nothing else."""
@@ -510,7 +513,7 @@ class Server(web.Server):
 
 @dataclass(slots=True)
 class Listener:
-    """One open address. `port` is the actual one, also where the system chose it. `is_passed`: the socket came from a
+    """One open address. `port` is the actual one, even if the system chose it. `is_passed`: the socket came from a
     service manager or supervisor, and outlives this process. `is_shared`: other workers accept at it too."""
 
     address: ListenAddress | UnixAddress
@@ -537,7 +540,7 @@ class Listener:
         speaker = partial(ServerConnection, server, asyncio.get_running_loop())
         # The handshake precedes the first head, and has the same deadline.
         kept = ConnectionLimits(PROBE_SEATS) if server.probes else None
-        at_once = 1 if self.is_shared else AT_ONCE  # the others are as idle
+        at_once = 1 if self.is_shared else AT_ONCE  # the others are equally idle
         self._door = Acceptor(self.sock, seats, speaker, tls, patience.header_timeout_s, kept, at_once)
         self._door.open()
 
@@ -549,7 +552,7 @@ class Listener:
                 connection.part()
 
     def close_connections_after_answers(self) -> None:
-        """Ends each connection with its next answer, which says so; idle ones stay until `close`."""
+        """Ends each connection with its next answer, which announces it; idle ones remain until `close`."""
         if self._server is None:
             return
         self._server.closes_after_answers = True

@@ -26,7 +26,7 @@ log = logging.getLogger("sidecar.http.server.load_shedding")
 LOOK_EVERY_S: Final = 0.05
 STANDING_S: Final = 1.0  # late at every measurement for this long: overload rather than a stall
 STEP: Final = 0.1  # added to the refused share in each period of overload; without overload the share is halved
-MOST: Final = 0.95  # the rest shows when the overload is over
+MOST: Final = 0.95  # the remainder shows when the overload ends
 RETRY_AFTER_S: Final = 1.0
 STALL_S: Final = 0.1
 JUMP_S: Final = 5.0
@@ -38,7 +38,7 @@ _HERE = Path(__file__).parents[3]
 
 @dataclass(slots=True)
 class LoadShedding:
-    """`lagged` receives each lag, `jumped` the change of the wall clock, in seconds. `max_lag_s` may last."""
+    """`lagged` receives each lag, `jumped` the change of the wall clock, in seconds. `max_lag_s` is allowed."""
 
     max_lag_s: float
     lagged: Callable[[float], None]
@@ -137,7 +137,8 @@ class StallSampler:
 
 
 def places_of(frame: FrameType | None) -> list[str]:
-    """Returns the position of a thread, innermost first: file, line, function. No values, which could be a caller's."""
+    """Returns the position of a thread, innermost first: file, line, function. It contains no values, because they
+    could be a caller's."""
     places: list[str] = []
     while frame is not None and len(places) < MAX_FRAMES:
         code = frame.f_code

@@ -1,7 +1,7 @@
 """Returns memory to the operating system after a peak.
 
-What thousands of streams or large bodies used is free after they end, but the allocators keep it. So free memory is
-returned once, when nearly all of them have ended.
+The memory of thousands of streams or large bodies is free after they end, but the allocators retain it. So free memory
+is returned once, when nearly all of them have ended.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
-CROWD: Final = 500  # fewer hold at most some 25 MB
+CROWD: Final = 500  # fewer use at most about 25 MB
 STREAM_BYTES: Final = 50_000  # the memory of one stream; bodies and answers are counted as that many streams
 
 
@@ -26,7 +26,7 @@ class MemoryTrim:
     last: int = 0
 
     def look(self, present: int) -> None:
-        """Takes the number of streams periodically; trims when it is stable and less than a quarter of the peak."""
+        """Receives the number of streams periodically; trims when it is stable and less than a quarter of the peak."""
         quiet = present == self.last
         self.last = present
         if present >= self.most // 4:
@@ -39,7 +39,7 @@ class MemoryTrim:
 
 
 def give_memory_back() -> None:
-    """Returns free memory to the system. Takes some ten milliseconds, in which nothing else runs."""
+    """Returns free memory to the system. Takes about ten milliseconds, during which nothing else runs."""
     gc.collect()
     with suppress(OSError, AttributeError):  # glibc only
         ctypes.CDLL(None).malloc_trim(0)

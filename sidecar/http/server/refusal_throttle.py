@@ -8,12 +8,12 @@
                    `recorded_per_principal_per_minute`; further ones are counted once a minute in a control record, by
                    chain and reason. So no caller determines the size of the audit log
 
-An enforcement point that asks about strangers is answered always. Those beyond the limit in its minute are counted as
-records are. Its questions count for no address and no principal.
+An enforcement point that asks about strangers is always answered. Strangers beyond the limit in its minute are counted
+like records. Its questions count for no address and no principal.
 
-Counted are refusals that the caller caused: not limits, which have their own `Retry-After`, no approvals that are still
-waited for, and no outages or errors of sidecar or its upstreams. A minute begins with its first refusal. The tables are
-bounded: strangers that do not fit are counted together, principals that do not fit are not counted.
+The throttle counts refusals that the caller caused: not limits, which have their own `Retry-After`, not pending
+approvals, and not outages or errors of the sidecar or its upstreams. A minute begins with its first refusal. The tables
+are bounded: strangers that do not fit are counted together, principals that do not fit are not counted.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from sidecar.settings.server import RefusalSettings
 from sidecar.vocabulary import Caller, Witness
 
 MINUTE_S: Final = 60.0
-MAX_NAMES: Final = 10_000  # some 2 MB; far more than occur within one minute in normal operation
+MAX_NAMES: Final = 10_000  # about 2 MB; far more than occur within one minute in normal operation
 MAX_TOLD: Final = 100  # addresses with their own record, each minute; the others share one
 OTHERS: Final = "others"
 CLOSED: Final = "refusals-closed"  # the name of the control records
@@ -76,7 +76,7 @@ Name = tuple[tuple[str, object], ...]
 
 @dataclass(slots=True)
 class Tally:
-    """Events that are recorded together, in a control record named `what`; `many` is its member for their number."""
+    """Events to be recorded together, in a control record named `what`; `many` is its member for their number."""
 
     what: str
     many: str
@@ -102,7 +102,7 @@ class Tally:
 
 class RefusalThrottle:
     """Counts refusals, and decides which are answered and recorded. `unanswered` is called for each closed request.
-    `refused` is empty unless a principal was refused of late."""
+    `refused` is empty unless a principal was refused recently."""
 
     def __init__(
         self,
@@ -118,7 +118,7 @@ class RefusalThrottle:
         self._closed, self._counted = Tally(CLOSED, "peers", max_names), Tally(COUNTED, "chains", max_names)
 
     def closes(self, caller: Caller | None, peer: str, refusal: Refusal) -> bool:
-        """Counts a refusal; returns whether it is a stranger's beyond the limit, and not to be answered."""
+        """Counts a refusal; returns whether it is a stranger's, is beyond the limit, and must not be answered."""
         if not _is_own_doing(refusal):
             return False
         if caller is not None and not caller.is_anonymous:
@@ -176,7 +176,7 @@ class RefusalThrottle:
             raise Refusal(Reason.TOO_MANY_REFUSALS, limit=state, retry_after_s=left_s)
 
     async def tell(self, witness: Witness) -> None:
-        """Records what was closed or counted since the last time. If the witness raises, nothing is dropped."""
+        """Records the closed and counted events since the last time. If the witness raises, nothing is dropped."""
         await self._closed.tell(witness)
         await self._counted.tell(witness)
 

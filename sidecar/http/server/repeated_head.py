@@ -1,8 +1,8 @@
-"""Recognizes the head that a client sends again.
+"""Recognizes a head that a client repeats.
 
-A client sends nearly the same head with each call, and its body in the same segment. Where the parser is between two
-requests, and has read such a request from there, the same head with the size of the body that follows is read alike:
-the parser is not asked, and what was found out about the head holds. All other bytes are the parser's.
+A client sends nearly the same head with each call, and its body in the same segment. If the parser is between two
+requests, and has read such a request in this state, the same head with the size of the body that follows has the same
+meaning: the parser is not used, and the known facts about the head apply. The parser reads all other bytes.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ from aiohttp.hdrs import CONTENT_LENGTH
 from aiohttp.streams import EmptyStreamReader
 from multidict import CIMultiDict, CIMultiDictProxy
 
-MAX_HEAD_BYTES: Final = 4 * 1024  # an idle connection keeps it twice, and some 2 KiB
+MAX_HEAD_BYTES: Final = 4 * 1024  # an idle connection holds it twice, and about 2 KiB
 _LENGTH: Final = re.compile(rb"\r\ncontent-length: ([1-9][0-9]{0,6})\r\n", re.IGNORECASE)
 
 
 class RepeatedHead:
-    """A head as the parser read it (`message`). The gateway keeps here, once it has checked a request, what depends on
-    the head alone: its `lines` as text, and the digest of the `token` that is its only credential (b"" for none)."""
+    """A head as the parser read it (`message`). Once the gateway has checked a request, it stores here the parts that
+    depend on the head alone: its `lines` as text, and the digest of the `token` that is its only credential (b"" for
+    none)."""
 
     __slots__ = ("_after", "_after_bytes", "_at", "_before", "_begin", "_size", "lines", "message", "token")
 
@@ -33,7 +34,7 @@ class RepeatedHead:
         self.token = b""
 
     def body_in(self, data: bytes) -> ArrivedBody | None:
-        """Returns the body of a request that has this head and is all of `data`; None for anything else."""
+        """Returns the body of a request that has this head and is all of `data`; None for any other data."""
         if not data.startswith(self._before):
             return None
         begin = self._begin
@@ -58,7 +59,7 @@ class RepeatedHead:
 
 
 class ArrivedBody(EmptyStreamReader):
-    """The body of a request of a repeated `head`, which is read in one piece: by these two methods alone."""
+    """The body of a request of a repeated `head`, which is complete. These two methods are the only way to read it."""
 
     __slots__ = ("data", "head")
     _eof = True
@@ -75,8 +76,9 @@ class ArrivedBody(EmptyStreamReader):
 
 
 def repeated_from(data: bytes, found: Sequence[tuple[Any, Any]]) -> RepeatedHead | None:
-    """Returns the head of the one request that a parser between two requests found in `data`; None if it is not there
-    again, which a body of the Content-Length behind the end of the head proves, or if it does not go on."""
+    """Returns the head of the only request that a parser between two requests found in `data`. None if the head cannot
+    be recognized again, which requires a body of exactly the Content-Length after the head, or if the connection does
+    not continue."""
     end = data.find(b"\r\n\r\n", 0, MAX_HEAD_BYTES) + 4
     length = _LENGTH.search(data, 0, end)
     if len(found) != 1 or length is None or len(data) != end + (size := int(length[1])):

@@ -1,4 +1,4 @@
-"""Requests as the parser gave them."""
+"""Requests from the parser."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class HttpRequest(web.BaseRequest):
 
     @property
     def task(self) -> asyncio.Task[None]:
-        """The connection's task; None once the caller is gone."""
+        """The connection's task; None once the caller has disconnected."""
         return self._protocol._task_handler  # type: ignore[return-value]
 
     def __getattr__(self, name: str) -> Any:

@@ -1,8 +1,8 @@
 """Responses with a complete body.
 
-Status line, headers and body are sent in one write. aiohttp's own `Response` determines at several times the cost what
-is known here beforehand (no cookies, codings, chunks or charsets). This module handles the rest of HTTP/1; connections,
-pipelining and slow readers are handled by aiohttp and `listeners.py`.
+Status line, headers and body are sent in one write. aiohttp's own `Response` determines at several times the cost facts
+that are already known here (no cookies, codings, chunks or charsets). This module handles the rest of HTTP/1;
+connections, pipelining and slow readers are handled by aiohttp and `listeners.py`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from aiohttp import HttpVersion10, web
 from aiohttp.abc import AbstractStreamWriter
 
 NO_HEADERS: Final[Mapping[str, str]] = MappingProxyType({})
-# Above this, copying a body behind its head costs more than writing twice.
+# Above this size, copying a body after its head costs more than writing twice.
 MAX_JOINED_BYTES: Final = 64 * 1024
 _NO_BODY = frozenset({204, 304})  # RFC 9112, 6.3
 _PHRASES = {status.value: status.phrase for status in HTTPStatus}
@@ -51,7 +51,7 @@ class WholeResponse(web.StreamResponse):
         return [(name, value) for name, _, value in (line.partition(": ") for line in self._lines.split("\r\n")[1:-1])]
 
     def send(self, request: web.BaseRequest, transport: asyncio.Transport | None) -> None:
-        """Sends the answer to this request, once. Raises ConnectionError if the caller is gone."""
+        """Sends the answer to this request, once. Raises ConnectionError if the caller has disconnected."""
         if self._eof_sent:
             return
         if transport is None or transport.is_closing():
@@ -60,7 +60,7 @@ class WholeResponse(web.StreamResponse):
         may_go_on = self._keep_alive
         if may_go_on is None:
             self._keep_alive = may_go_on = request.keep_alive
-        body, self.body = self.body, b""  # from here on, the transport alone keeps it
+        body, self.body = self.body, b""  # from here on, only the transport holds it
         size, lines = len(body), self._lines
         if request.version == HttpVersion10:  # HTTP/1.0 closes by default
             lines = "HTTP/1.0" + lines[8:] + ("Connection: keep-alive\r\n" if may_go_on else "")
@@ -78,11 +78,11 @@ class WholeResponse(web.StreamResponse):
             transport.write(body)
 
     async def prepare(self, request: web.BaseRequest) -> None:
-        """Sends the answer, as `send` does (aiohttp's interface)."""
+        """Sends the answer, like `send` (aiohttp's interface)."""
         self.send(request, request.transport)
 
     async def write_eof(self, data: bytes = b"") -> None:
-        """Does nothing: the answer is sent whole."""
+        """Does nothing, because the answer is sent as a whole."""
 
 
 class SilentResponse(web.StreamResponse):
@@ -101,7 +101,7 @@ def _first(status: int, media_type: str) -> str:
     return first + _line("Content-Type", media_type) if media_type else first
 
 
-@lru_cache(maxsize=16)  # in one second, most answers begin alike
+@lru_cache(maxsize=16)  # within one second, most answers begin in the same way
 def _dated(lines: str, second: int) -> bytes:
     return f"{lines}{_date(second)}".encode()
 

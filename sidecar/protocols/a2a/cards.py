@@ -1,12 +1,12 @@
 """Reads and rewrites agent cards.
 
 A card is read in either format, and rewritten. Every address in it becomes the sidecar's: the interfaces, and mentions
-of the agent's own host in texts. It says how callers authenticate to the sidecar, since the agent's own requirements
-concern only the sidecar; its skills are those that this caller may use; and its signatures are the sidecar's or absent,
-because the agent signed another card. No address in a card is ever dialled.
+of the agent's own host in texts. It states how callers authenticate to the sidecar, because the agent's own
+requirements concern only the sidecar; its skills are those that this caller may use; and its signatures are the
+sidecar's or absent, because the agent signed another card. No address in a card is ever called.
 
-One document carries both formats, as the official SDK's own servers do it: no two members of theirs have the same name
-and differ, save the security schemes, where one object holds both.
+One document has both formats, like that of the official SDK's servers: no two members with the same name differ, except
+the security schemes, where one object holds both.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from sidecar.protocols.a2a.schema import Json, Read, UnreadableMessage
 from sidecar.protocols.canonical import canonical_json
 
 MAX_SKILLS: Final = 1000
-MAX_OTHERS: Final = 100  # extensions, schemes, requirements and signatures, of each
+MAX_OTHERS: Final = 100  # maximum number of extensions, schemes, requirements and signatures each
 MAX_INTERFACES: Final = 20
 MAX_SAFE: Final = 2**53  # a larger number in a Struct is a double and loses precision
 _MOST: Final[Mapping[str, int]] = {
@@ -40,7 +40,7 @@ VERSIONS: Final[Mapping[Version, str]] = {"0.3": cards03.VERSION, "1.0": "1.0"}
 
 
 class Interface(NamedTuple):
-    """One address of the sidecar, and the protocol spoken there."""
+    """One address of the sidecar, and its protocol."""
 
     url: str
     binding: Binding
@@ -65,7 +65,7 @@ class SecurityScheme(NamedTuple):
 
 
 class Security(NamedTuple):
-    """The ways for callers to authenticate; `optional`: or not at all."""
+    """The ways for callers to authenticate. `optional`: authentication is not required."""
 
     ways: tuple[SecurityScheme, ...]
     optional: bool = False
@@ -77,7 +77,7 @@ class Security(NamedTuple):
 
     @property
     def requirements(self) -> list[Json]:
-        """The requirements in the form of 1.0: any of the list suffices."""
+        """The requirements in the form of 1.0: any one of the list is enough."""
         return [] if self.optional else [{"schemes": {way.name: {}}} for way in self.ways]
 
 
@@ -93,7 +93,8 @@ class CardSigner(NamedTuple):
 
 
 def read(given: object) -> Json:
-    """The canonical card of a card in either format; one that carries both is read as 1.0. Raises UnreadableMessage."""
+    """The canonical card of a card in either format; a card with both formats is read as 1.0. Raises
+    UnreadableMessage."""
     if not isinstance(given, dict):
         raise UnreadableMessage("", "must be an object")
     is_10 = "supportedInterfaces" in given or "supported_interfaces" in given
@@ -133,8 +134,8 @@ def ours(
     security: Security = BEARER,
 ) -> Json:
     """The canonical card as the sidecar presents it to one caller: at its `interfaces`, at least one, with the skills
-    that the caller `may_use`. `agent_url` is the agent's address; `has_extended` says whether an authenticated caller
-    gets a larger card."""
+    that the caller `may_use`. `agent_url` is the agent's address; `has_extended`: an authenticated caller receives a
+    larger card."""
     strangers = _Strangers.of(card, interfaces, agent_url)
     kept = {name: card[name] for name in ("name", "description", "version") if name in card}
     kept |= {name: card[name] for name in ("defaultInputModes", "defaultOutputModes") if name in card}
@@ -181,7 +182,7 @@ class _CardPlace(NamedTuple):
 
 
 class _Strangers:
-    """The hosts that are the agent's alone, and its ports on hosts that are the sidecar's too, to be found in texts."""
+    """The hosts that are the agent's alone, and its ports on hosts that the sidecar shares, to be found in texts."""
 
     def __init__(self, hosts: set[str], places: set[_CardPlace], instead: str) -> None:
         self._hosts = hosts
@@ -199,7 +200,7 @@ class _Strangers:
         return cls(hosts, places, interfaces[0].url)
 
     def is_web(self, url: str) -> bool:
-        """Whether this may stand in a card as a web address."""
+        """Whether this is valid in a card as a web address."""
         place = _place(url)
         is_theirs = place.host in self._hosts or place in self._places or self.are_in(url)
         return place.host != "" and url.lower().startswith(("http://", "https://")) and not is_theirs
@@ -219,15 +220,15 @@ class _Strangers:
 
 
 def hiding(agent_url: str, instead: str) -> Callable[[Any], Any]:
-    """A function that replaces the agent's address in what the agent sends."""
+    """Returns a function that replaces the agent's address in the agent's answers."""
     return _Strangers({_place(agent_url).host} - {""}, set(), instead).replaced
 
 
 def _naming(hosts: set[str], places: set[_CardPlace]) -> re.Pattern[str]:
-    """A pattern for addresses that name one of these hosts. A name with a dot in it also matches alone; a plain word,
-    as in a cluster, matches only with a scheme or a port, because the word may mean something else. Every repetition is
-    bounded, since the text is untrusted."""
-    colon = r"(?::|%3a)"  # it may stand in the query of another address
+    """A pattern for addresses that name one of these hosts. A name with a dot in it also matches alone; a single label,
+    as in a cluster, matches only with a scheme or a port, because it may mean something else. Every repetition is
+    bounded, because the text is untrusted."""
+    colon = r"(?::|%3a)"  # it may be in the query of another address
     scheme = rf"[a-z][a-z0-9+.-]{{0,15}}{colon}(?://|%2f%2f)(?:[^\s/@]{{0,100}}@)?"
     path = r"(?:(?:[/?#]|%2f)[^\s<>\"')\]]{0,2000}(?<![.,;:!?]))?"  # punctuation that ends a sentence is excluded
     before, after = r"(?:(?<![a-z0-9_.-])|(?<=%2f)|(?<=%40))", r"(?!\.?[a-z0-9_-])"
@@ -249,7 +250,7 @@ def _any_of(hosts: Iterable[str]) -> str:
 
 
 def _place(url: str) -> _CardPlace:
-    """The target of an address, also without a scheme, as in cards for gRPC."""
+    """The target of an address, also without a scheme, like in cards for gRPC."""
     try:
         split = urlsplit(url if "://" in url else f"//{url}")
     except ValueError:
@@ -280,7 +281,7 @@ def signed(card: Read, signer: CardSigner | None) -> Json:
 
 
 def seed_card(card: Read) -> Json:
-    """A rewritten card in the seed's form."""
+    """A rewritten card in the form of the original data models."""
     main = card["supportedInterfaces"][0]
     capabilities = card["capabilities"]
     return {
@@ -302,7 +303,7 @@ def seed_card(card: Read) -> Json:
 
 
 def _schemes(schemes: Iterable[Read]) -> list[str]:
-    """The accepted credentials, in one word each: `bearer`, or the type as OpenAPI names it."""
+    """The accepted credentials, each as one name: `bearer`, or the type in OpenAPI's terms."""
     words = []
     for scheme in schemes:
         for member, held in scheme.items():
@@ -331,7 +332,7 @@ def _signature(card: Read, signer: CardSigner) -> Json:
 
 
 def _without_defaults_03(card: Read) -> Json:
-    """A card of 0.3 as its verifiers see it: 0.3 omits values that equal their defaults."""
+    """A card of 0.3 in the form of its verifiers: 0.3 omits values that equal their defaults."""
     rest = dict(card)
     for name, default in (("preferredTransport", cards03.DEFAULT_TRANSPORT), ("protocolVersion", cards03.VERSION)):
         if rest.get(name) == default:
@@ -345,7 +346,7 @@ def _without_defaults_03(card: Read) -> Json:
 
 
 def _with_doubles(value: Any) -> Any:
-    """The value with numbers as readers of 1.0 have them: in a Struct every number is a double."""
+    """The value with numbers in the form of 1.0's readers: in a Struct every number is a double."""
     if isinstance(value, dict):
         return {name: _with_doubles(inner) for name, inner in value.items()}
     if isinstance(value, list):

@@ -1,8 +1,8 @@
 """Converts agent cards between A2A 0.3 and 1.0.
 
-0.3 has one main address with further ones beside it, where 1.0 has a list; it states security requirements in OpenAPI's
-form, and at the top level that there is an extended card. Its JSON and its Protocol Buffers differ in the security
-alone. The official compatibility layer is the reference in both directions.
+0.3 has one main address with further ones in addition, where 1.0 has a list. It states security requirements in
+OpenAPI's form, and the existence of an extended card at the top level. Its JSON and its Protocol Buffers differ only in
+security. The official compatibility layer is the reference in both directions.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def from_proto(card: Read) -> Json:
 
 
 def to_json(card: Read) -> Json:
-    """A card of 0.3. Raises UnreadableMessage if it has no interface of 0.3, or holds what 0.3 cannot express."""
+    """A card of 0.3. Raises UnreadableMessage if it has no interface of 0.3, or members that 0.3 cannot express."""
     said = _card_03(card, _requirements_03)
     schemes = card.get("securitySchemes", {})
     if schemes:
@@ -175,7 +175,7 @@ def _scheme_10(scheme: Read, at: str) -> Json:
 
 
 def _flow_10(flows: Read, at: str) -> Json:
-    """The one flow that 1.0 has: the last in this order, as in the official layer."""
+    """The only flow that 1.0 allows: the last in this order, like in the official layer."""
     found: Json = {}
     for name, needed in _FLOWS.items():
         for member in needed:

@@ -1,7 +1,7 @@
 """The errors of A2A in each binding.
 
 One row for each error of A2A 1.0, 5.4. 0.3 has the first seven. The errors of JSON-RPC follow. An error is passed on by
-its name, whatever binding it came in.
+its name, whatever its binding.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class AgentErrorKind(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The name in 0.3. Over gRPC, 0.3 identifies its errors by that alone: `TaskNotFoundError: …`."""
+        """The name in 0.3. Over gRPC, 0.3 identifies its errors only by the name: `TaskNotFoundError: …`."""
         words = self.reason.removesuffix("_ERROR").split("_")
         return _NAMES.get(self.reason) or "".join(word.capitalize() for word in words) + "Error"
 
@@ -59,14 +59,14 @@ BY_REASON: Final[Mapping[str, AgentErrorKind]] = {kind.reason: kind for kind in 
 BY_CODE: Final[Mapping[int, AgentErrorKind]] = {kind.code: kind for kind in KINDS}
 BY_NAME: Final[Mapping[str, AgentErrorKind]] = {
     **{kind.name: kind for kind in KINDS},
-    "ExtendedAgentCardNotConfiguredError": BY_REASON["EXTENDED_AGENT_CARD_NOT_CONFIGURED"],  # SDK 1.x, speaking 0.3
+    "ExtendedAgentCardNotConfiguredError": BY_REASON["EXTENDED_AGENT_CARD_NOT_CONFIGURED"],  # SDK 1.x, using 0.3
 }
 OF_03: Final = frozenset(kind.reason for kind in KINDS[:7]) | {kind.reason for kind in KINDS[9:]}
 
 
 class AgentError(NamedTuple):
-    """An agent's error as the agent sent it. `code` is JSON-RPC's, also if it came by another binding; `data` are
-    details as a list of objects with `@type` (1.0), in whatever form they came."""
+    """An agent's error as received. `code` is JSON-RPC's, also for other bindings; `data` are details as a list of
+    objects with `@type` (1.0), whatever their form."""
 
     code: int
     message: str
@@ -74,5 +74,5 @@ class AgentError(NamedTuple):
 
     @property
     def kind(self) -> AgentErrorKind:
-        """Its kind; an error that A2A does not define is an internal one."""
+        """Its kind; an error that A2A does not define is an internal error."""
         return BY_CODE.get(self.code, BY_REASON["INTERNAL_ERROR"])

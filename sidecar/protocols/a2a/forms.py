@@ -20,7 +20,7 @@ Params = dict[str, Any]
 
 
 class CanonicalForm:
-    """The form of 1.0. As in every form, what is read is checked, and what the sidecar writes is not."""
+    """The form of 1.0. As in every form, input is checked, and the sidecar's own output is not."""
 
     def read_params(self, operation: Operation, given: object) -> Params:
         name = operation.request

@@ -27,7 +27,7 @@ _QUERY = re.compile(r"(?:[A-Za-z0-9._~!$'()*,;:@/?\-]|%[0-9A-Fa-f]{2}|\+|&|=)*\Z
 
 
 class RestAddress(NamedTuple):
-    """What a path addresses. `allowed` are the path's HTTP methods, if the one used is none of them."""
+    """What a path addresses. `allowed` are the path's HTTP methods, if the used one is not among them."""
 
     operation: Operation | None
     route: OperationRoute | None
@@ -78,7 +78,7 @@ def _matches(
 
 
 def _fits(wanted: list[str], segments: list[str]) -> Mapping[str, str] | None:
-    """The ids in a path of the given shape, else None."""
+    """The ids in a path of the given shape, otherwise None."""
     if len(wanted) != len(segments):
         return None
     ids: dict[str, str] = {}
@@ -117,7 +117,7 @@ def query_of(text: str) -> Mapping[str, str]:
 
 
 def typed(schema: Schema, message: str, query: Mapping[str, str]) -> dict[str, Any]:
-    """A query's parameters as values that the schema reads. Unknown parameters are dropped, as unknown fields are."""
+    """A query's parameters as values that the schema reads. Unknown parameters are dropped like unknown fields."""
     spelled, values = schema.messages[message].spelled, dict[str, Any]()
     for name, text in query.items():
         one = spelled.get(name)
@@ -136,7 +136,7 @@ def typed(schema: Schema, message: str, query: Mapping[str, str]) -> dict[str, A
 
 def path_to(route: OperationRoute, ids: Mapping[str, str], tenant: str = "") -> str:
     """The path of an operation, each id encoded as one segment. Raises UnreadableMessage for an id that could still
-    lead elsewhere: servers take `..` as the parent, and many decode a slash too early."""
+    change the path: servers take `..` as the parent, and many decode a slash too early."""
     path = route.path
     for place, name in _PLACES.items():
         if place in path:

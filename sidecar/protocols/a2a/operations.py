@@ -1,7 +1,7 @@
 """The operations of A2A and their names in each version and binding.
 
-One row for each; policy sees the same action under all of its names (CONTRACT 1.4). Source: A2A 1.0, 5.3; A2A 0.3,
-3.5.6; and the Protocol Buffers of both.
+There is one row for each; policy sees the same action under all of its names (CONTRACT 1.4). Source: A2A 1.0, 5.3; A2A
+0.3, 3.5.6; and the Protocol Buffers of both.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ BINDINGS: Final[tuple[Binding, ...]] = ("jsonrpc", "http_json", "grpc")
 
 class OperationRoute(NamedTuple):
     """An address of HTTP+JSON. `{task}` and `{config}` stand for ids; a verb after a colon ends the last segment. With
-    `has_body` the parameters are the body, else the query; those in the path are in neither."""
+    `has_body` the parameters are in the body, otherwise in the query; those in the path are in neither."""
 
     verb: str
     path: str
@@ -26,7 +26,7 @@ class OperationRoute(NamedTuple):
 
 class Operation(NamedTuple):
     """One operation. `action` is the canonical name, `request` and `response` the messages of 1.0; if it `streams`,
-    each event is a `StreamResponse`. "" means that a version does not have it."""
+    each event is a `StreamResponse`. "" means that a version lacks it."""
 
     action: str
     request: str
@@ -47,7 +47,7 @@ class Operation(NamedTuple):
         return self.rpc10 if version == "1.0" else self.grpc03
 
     def http(self, version: Version) -> tuple[OperationRoute, ...]:
-        """Its addresses in HTTP+JSON; the first is the one that the sidecar calls."""
+        """Its addresses in HTTP+JSON; the first is the one that the sidecar uses."""
         return self.http10 if version == "1.0" else self.http03
 
 
@@ -97,7 +97,7 @@ def _operation(row: str) -> Operation:
 
 _PATHS_03: Final = {"/extendedAgentCard": "/card"}
 OPERATIONS: Final = tuple(map(_operation, _TABLE.strip().replace("\n    ", " ").split("\n")))
-# To resubscribe, the specification's text says POST, its Protocol Buffers GET; the official SDK takes both.
+# To resubscribe, the specification's text says POST, its Protocol Buffers GET; the official SDK accepts both.
 SEND, STREAM, GET, LIST, CANCEL, RESUBSCRIBE, PUSH_SET, PUSH_GET, PUSH_LIST, PUSH_DELETE, CARD = OPERATIONS
 BY_ACTION: Final[Mapping[str, Operation]] = {one.action: one for one in OPERATIONS}
 BY_RPC: Final[Mapping[Version, Mapping[str, Operation]]] = {

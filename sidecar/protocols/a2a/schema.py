@@ -1,7 +1,7 @@
 """Reads A2A messages strictly, so that all readers see the same content.
 
-A2A's messages are defined once, in Protocol Buffers, and travel as JSON too (ProtoJSON). A `Schema` is a table of them
-in a notation of its own, one message to a line:
+A2A's messages are defined once, in Protocol Buffers, and are also sent as JSON (ProtoJSON). A `Schema` is a table of
+them in a notation of its own, one message to a line:
 
     Part: 1 text:string/content, 4 data:Value/content, 5 metadata:Struct, 7 media_type:string
 
@@ -10,9 +10,9 @@ group is set, `?` that "absent" differs from "empty", `!` that a field, or one f
 `=json` gives the JSON name if it is not the camel case. A line `= Part, Task` takes these messages from another schema.
 
 `read` takes untrusted JSON and gives the canonical form: names in camel case, enumerations by their names, bytes in
-padded base64, times in UTC, no unset fields. Refused are a field in both its spellings, two fields of a group, an
-unknown name of an enumeration, and every value of another type (threats P15). Unknown fields are dropped, as ProtoJSON
-readers do, so that the agent never sees them.
+padded base64, times in UTC, no unset fields. It refuses a field in both its spellings, two fields of a group, an
+unknown name of an enumeration, and every value of another type (threats P15). Unknown fields are dropped, like in
+ProtoJSON readers, so that the agent never sees them.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _INTEGER = re.compile(r"-?\d{1,10}\Z")
 
 
 class UnreadableMessage(Exception):
-    """What is wrong with a message, and the place (a JSON Pointer); never a value of it."""
+    """The fault of a message, and its place (a JSON Pointer), without values."""
 
     def __init__(self, pointer: str, problem: str) -> None:
         super().__init__(f"{pointer or '/'} {problem}")
@@ -44,7 +44,7 @@ class UnreadableMessage(Exception):
         self.problem = problem
 
     def below(self, step: str | int) -> UnreadableMessage:
-        """The same, seen from one step above."""
+        """The same fault, with its place seen from one level above."""
         return UnreadableMessage(f"/{step}{self.pointer}", self.problem)
 
 
@@ -81,8 +81,8 @@ class Schema:
     readers: dict[tuple[str, bool], MessageReader] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def read(self, name: str, given: object, at: str = "", *, defaults: bool = False) -> dict[str, Any]:
-        """The canonical form of the message at the place `at`. With `defaults`, fields that are set but empty are kept.
-        Raises UnreadableMessage."""
+        """The canonical form of the message at the place `at`. With `defaults`, fields that are set but empty are
+        retained. Raises UnreadableMessage."""
         try:
             return (self.readers.get((name, defaults)) or self.reader(name, defaults)).read(given)
         except UnreadableMessage as error:
@@ -132,13 +132,13 @@ def _field(text: str) -> FieldSpec:
 
 
 def camel(name: str) -> str:
-    """A field's name as ProtoJSON writes it."""
+    """A field's name in ProtoJSON."""
     return _HUMP.sub(lambda match: match[1].upper(), name)
 
 
 class _FieldReader(NamedTuple):
-    """How one spelling of a field is read: values of exactly the type `plain` as they are, others by `read`. `keeps`:
-    also an empty value is kept; `beside` are the other spelling and the group, None if there is neither."""
+    """How one spelling of a field is read: values of exactly the type `plain` unchanged, others by `read`. `keeps`: an
+    empty value is also retained; `beside` are the other spelling and the group, None if there is neither."""
 
     json: str
     plain: type | None
@@ -148,7 +148,7 @@ class _FieldReader(NamedTuple):
 
 
 class MessageReader:
-    """Reads one message of a schema. Its table is made when it is first used."""
+    """Reads one message of a schema. Its table is made on first use."""
 
     __slots__ = ("_defaults", "_fields", "_message", "_required", "_schema")
 
@@ -253,7 +253,7 @@ def _map_of(read: Callable[[object], Any]) -> Callable[[object], dict[str, Any]]
 
 
 def _enum(name: str, words: tuple[str, ...], *, numbers: bool, defaults: bool) -> Callable[[object], str]:
-    """A reader of an enumeration. Its first word is the empty value, which only readers with `defaults` keep."""
+    """A reader of an enumeration. Its first name is the empty value, which only readers with `defaults` retain."""
     said = {word: word for word in words} if defaults else {**{word: word for word in words}, words[0]: ""}
     numbered = tuple(said.values()) if numbers else ()
 
@@ -296,7 +296,7 @@ def _int32(given: object) -> int:
 
 
 def _bytes(given: object) -> str:
-    """Padded base64 of the standard alphabet; read in either alphabet, with or without padding (ProtoJSON)."""
+    """Padded base64 of the standard alphabet; accepts either alphabet, with or without padding (ProtoJSON)."""
     try:
         text = _string(given).rstrip("=").replace("-", "+").replace("_", "/")
         return base64.b64encode(base64.b64decode(text + "=" * (-len(text) % 4), validate=True)).decode()

@@ -1,6 +1,6 @@
 """Converts messages of A2A 0.3 to 1.0, and back.
 
-0.3 has two forms. Both share the tree of messages; each class below holds what its form has of its own.
+0.3 has two forms. Both share the tree of messages; each class below has the parts that only its form has.
 
 - JSON-RPC has JSON that distinguishes its objects by `kind`, writes states and roles in lower case, and requires
   members. It is read as strictly as 1.0. `kind` may be missing, as it is with the oldest peers: the type then follows
@@ -9,10 +9,11 @@
   message's parts are `content`, and a file is a message of its own.
 
 The official compatibility layer is the reference, with its peculiarities: the bytes of a file in Protocol Buffers are
-the *text* of their base64, and what 0.3 has not (a text's media type, a device flow) is not converted. Members that
-both versions have, but that it loses, are kept: the pages of a list, and `blocking` of a call that does not set it. An
-id with a slash is refused if it would be part of a resource name, because parsing that name would give another task. A
-tenant, which it drops, is refused: rules and audit records saw it, but an agent of 0.3 would act for any tenant alike.
+the *text* of their base64, and members that 0.3 lacks (a text's media type, a device flow) are not converted. Members
+that both versions have, but that the official layer loses, are retained: the pages of a list, and `blocking` of a call
+that does not set it. An id with a slash is refused if it would be part of a resource name, because parsing that name
+would give another task. A tenant, which the official layer drops, is refused: rules and audit records use it, but an
+agent of 0.3 would treat all tenants alike.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from sidecar.protocols.a2a.schema import Json, Read, Schema, UnreadableMessage
 # Terminal, or waiting for the caller: 1.0 ends a stream there, and 0.3 marks the last event.
 LAST: Final = frozenset(STATES) - {"TASK_STATE_UNSPECIFIED", "TASK_STATE_SUBMITTED", "TASK_STATE_WORKING"}
 
-# A data part of 0.3 is an object. Another value of 1.0 is wrapped in one, and this mark in the metadata says so.
+# A data part of 0.3 is an object. Another value of 1.0 is wrapped in one, and this mark in the metadata indicates it.
 _PACKED: Final = "data_part_compat"
 _TASK: Final = re.compile(r"tasks/([^/]+)\Z")
 _CONFIG: Final = re.compile(r"tasks/([^/]+)/pushNotificationConfigs/([^/]+)\Z")
@@ -48,7 +49,7 @@ class V03Params(NamedTuple):
 
 
 class V03Object(NamedTuple):
-    """A type that results and events hold: its member in 1.0, its name in 0.3, and the conversions."""
+    """A type in results and events: its member in 1.0, its name in 0.3, and the conversions."""
 
     member: str
     name: str
@@ -57,8 +58,8 @@ class V03Object(NamedTuple):
 
 
 def packed(value: Any, metadata: Json | None) -> tuple[Json, Json | None]:
-    """A value as the object that 0.3 requires, and the metadata that mark it. An object that bears the mark already is
-    packed as well: otherwise its reader would unpack it and get another value than the one that was decided on."""
+    """A value as the object that 0.3 requires, and the metadata that mark it. An object that already has the mark is
+    also packed; otherwise its reader would unpack it and get a value other than the decided one."""
     if isinstance(value, dict) and not (metadata or {}).get(_PACKED):
         return value, metadata
     return {"value": value}, {**(metadata or {}), _PACKED: True}
@@ -80,7 +81,7 @@ def _present(**members: Any) -> Json:
 
 
 def _scheme_10(config: Read) -> Json:
-    """1.0 has one authentication scheme; the first is the one that 0.3 prefers."""
+    """1.0 has one authentication scheme; the first is preferred in 0.3."""
     authentication = config.get("authentication")
     if authentication is not None:
         scheme = next(iter(authentication.get("schemes", ())), None)
@@ -89,14 +90,15 @@ def _scheme_10(config: Read) -> Json:
 
 
 class _Form03:
-    """What both forms share. What a conversion to 1.0 leaves None or empty is left out by the reader of 1.0."""
+    """The common parts of both forms. Members that a conversion to 1.0 leaves None or empty are omitted by the reader
+    of 1.0."""
 
     schema: Schema
     states: ClassVar[Mapping[str, str]]
     roles: ClassVar[Mapping[str, str]]
     parts = "parts"  # the member of a message with its parts
     push_config: str  # the member of a call's configuration with a push configuration
-    blocks: bool  # whether a call waits for its task if it does not say
+    blocks: bool  # whether a call waits for its task by default
     params: Mapping[str, V03Params]  # of each request of 1.0
 
     def __init__(self) -> None:
@@ -115,7 +117,7 @@ class _Form03:
         return V10.read(operation.request, form.to_10(self._read(form.name, {} if given is None else given)))
 
     def write_params(self, operation: Operation, params: Read) -> Json:
-        """Canonical parameters for an agent. Raises UnreadableMessage for what 0.3 cannot express."""
+        """Canonical parameters for an agent. Raises UnreadableMessage for values that 0.3 cannot express."""
         if params.get("tenant"):
             raise UnreadableMessage("/tenant", "means nothing in A2A 0.3")
         return self.params[operation.request].to_03(params)
@@ -125,7 +127,7 @@ class _Form03:
         raise NotImplementedError
 
     def _made(self, name: str, members: Json) -> Json:
-        """A message of 0.3 with these members, where None stands for none."""
+        """A message of 0.3 with these members. None means absent."""
         raise NotImplementedError
 
     def part_10(self, part: Read, at: str) -> Json:
@@ -256,7 +258,7 @@ def _each(convert: Convert, holder: Read, member: str, at: str) -> list[Json]:
 
 
 class JsonForm(_Form03):
-    """The form of JSON-RPC. Empty members are kept when reading, and required ones written."""
+    """The form of JSON-RPC. Reading retains empty members, and writing includes required ones."""
 
     schema = JSON03
     states: ClassVar = dict(zip(JSON_STATES, STATES, strict=True))
@@ -388,7 +390,7 @@ class JsonForm(_Form03):
         return V10.read(name, converted)
 
     def write_result(self, operation: Operation, result: Read) -> Any:
-        """A result or an event for a caller. Raises UnreadableMessage for what 0.3 cannot express."""
+        """A result or an event for a caller. Raises UnreadableMessage for values that 0.3 cannot express."""
         if not operation.response:
             return None
         canonical = V10.read(operation.response, result)  # 0.3 omits the members that an agent of 1.0 sent empty
@@ -428,7 +430,7 @@ class JsonForm(_Form03):
 
 
 class ProtoForm(_Form03):
-    """The form of HTTP+JSON and gRPC, where empty and absent are the same."""
+    """The form of HTTP+JSON and gRPC, in which empty and absent are the same."""
 
     schema = PROTO03
     states: ClassVar = dict(zip(STATES_03, STATES, strict=True))
@@ -577,7 +579,7 @@ class ProtoForm(_Form03):
         return V10.read(operation.response, to_10(self._read(response_name(operation, "0.3"), given), ""))
 
     def write_result(self, operation: Operation, result: Read) -> Json:
-        """A result or an event for a caller. Raises UnreadableMessage for what 0.3 cannot express."""
+        """A result or an event for a caller. Raises UnreadableMessage for values that 0.3 cannot express."""
         if not operation.response:
             return {}
         _, to_03 = self._results[operation.response]

@@ -1,8 +1,8 @@
 """Encodes and decodes Protocol Buffers messages.
 
-Descriptors are made from the table that the JSON is read by, so no code is generated. They live in a pool of their own:
+Descriptors are made from the same table as the JSON reader, so no code is generated. They are in a pool of their own:
 the official SDK, which registers the same names in the default pool, can be in the same process. A decoded message is
-read by the schema like any other JSON, so an unknown enumeration value or an invalid time is refused in one place only.
+read by the schema like any other JSON, so unknown enumeration values and invalid times are refused in one place only.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class ProtobufWire:
         self._classes = message_classes(schema)
 
     def encode(self, name: str, canonical: Mapping[str, Any]) -> bytes:
-        """The bytes of a message in its canonical form. Raises UnreadableMessage for what they cannot express: half a
-        surrogate, and nesting beyond the limit of readers. A number within a value becomes a double."""
+        """The bytes of a message in its canonical form. Raises UnreadableMessage for values that they cannot express:
+        half a surrogate, and nesting beyond the limit of readers. A number within a value becomes a double."""
         if not name:
             return b""
         message = self._classes[name]()
@@ -85,7 +85,8 @@ class ProtobufWire:
 
 
 def _pieces(raw: bytes) -> Iterator[tuple[int, bytes]]:
-    """The fields that hold bytes. Raises ValueError or IndexError for no message, and for one of too many fields."""
+    """The fields that hold bytes. Raises ValueError or IndexError for an invalid message, and for one with too many
+    fields."""
     at = 0
     for _ in range(_MAX_FIELDS):
         if at >= len(raw):
@@ -121,7 +122,7 @@ def _varint(raw: bytes, at: int) -> tuple[int, int]:
 
 
 def _holds_more(message: Any, most: int) -> bool:
-    """Whether a message holds more than so many values. They are counted before any is converted."""
+    """Whether a message contains more than this number of values. They are counted before any is converted."""
     waiting, found = [message], 0
     while waiting:
         for field, value in waiting.pop().ListFields():
@@ -135,7 +136,7 @@ def _holds_more(message: Any, most: int) -> bool:
 
 
 def _held(field: Any, value: Any) -> Any:
-    """The values of a field: those of a map, the entries of a list, else the one."""
+    """The values of a field: those of a map, the entries of a list, otherwise the single one."""
     if field.message_type is not None and field.message_type.GetOptions().map_entry:
         return value.values()
     return value if field.is_repeated else (value,)
@@ -200,7 +201,7 @@ def _describe(schema: Schema, message: MessageSpec, described: DescriptorProto) 
 
 
 def _is_optional(one: FieldSpec) -> bool:
-    """Whether absent differs from empty only because the field says so; for messages it always does."""
+    """Whether absent differs from empty only because of the field's definition; for messages it always does."""
     return one.presence and one.type in _SCALARS
 
 

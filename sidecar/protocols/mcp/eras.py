@@ -1,8 +1,8 @@
 """Determines the MCP revision of a message, and checks its headers against its body.
 
-The *session* era (2024-11-05 to 2025-11-25) opens with `initialize` and lives in an `Mcp-Session-Id`; the *stateless*
-era (2026-07-28) names its revision in every body and mirrors method, name and some arguments in headers. Decisions use
-the body, and the forwarded headers are made anew from it (threats P13, P14).
+*Session revisions* (2024-11-05 to 2025-11-25) open with `initialize` and use an `Mcp-Session-Id`; *stateless revisions*
+(2026-07-28) name the revision in every body and mirror method, name and some arguments in headers. Decisions use the
+body, and the forwarded headers are made from it (threats P13, P14).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _NAMED_BY = {
     "tools/call": "name",
     "prompts/get": "name",
     "resources/read": "uri",
-    "tasks/get": "taskId",  # these three are of the extension for tasks
+    "tasks/get": "taskId",  # these three belong to the extension for tasks
     "tasks/update": "taskId",
     "tasks/cancel": "taskId",
 }
@@ -56,13 +56,13 @@ class Era(StrEnum):
     STATELESS = "stateless"
 
 
-SESSION, STATELESS = Era.SESSION, Era.STATELESS  # the members of an enumeration are found slowly
+SESSION, STATELESS = Era.SESSION, Era.STATELESS  # finding the members of an enumeration is slow
 
 
 def version_of(headers: Headers, message: Request | Notification) -> tuple[Era, str]:
-    """The era and revision of one message. Raises Refusal if header and body disagree, or the revision is unknown.
+    """The kind and revision of one message. Raises Refusal if header and body disagree, or the revision is unknown.
 
-    `("session", "")` means that the session itself must say which revision was agreed on."""
+    `("session", "")` means that the session determines the agreed revision."""
     lines, meta = headers.get(VERSION_HEADER, ()), message.params.get("_meta", _NO_META)
     named = meta.get(META_VERSION)
     if lines == (named,):
@@ -74,9 +74,9 @@ def version_of(headers: Headers, message: Request | Notification) -> tuple[Era, 
     if META_VERSION in meta:
         raise _mismatch("MCP-Protocol-Version does not match the body's protocolVersion")
     header = lines[0] if lines else None
-    if message.method == "initialize":  # it negotiates in its body
+    if message.method == "initialize":  # the revision is negotiated in its body
         return SESSION, header if header in SESSION_VERSIONS_SET else ""
-    if header in STATELESS_SET:  # the header alone: MCP 2026-07-28 requires the metadata too
+    if header in STATELESS_SET:  # only the header: MCP 2026-07-28 also requires the metadata
         raise malformed(f"params._meta must name {META_VERSION}", INVALID_PARAMS)
     if header is not None and header not in SESSION_VERSIONS_SET:
         raise unsupported(header)
@@ -84,14 +84,14 @@ def version_of(headers: Headers, message: Request | Notification) -> tuple[Era, 
 
 
 def names_stateless(headers: Headers, message: Request | Notification) -> bool:
-    """Whether header or body name the stateless era, valid or not: a refusal then has its form."""
+    """Whether header or body name a stateless revision, valid or not: a refusal then has its form."""
     if META_VERSION in message.params.get("_meta", _NO_META):
         return True
     return message.method != "initialize" and not STATELESS_SET.isdisjoint(headers.get(VERSION_HEADER, ()))
 
 
 def speaks_stateless(headers: Headers, envelope: object) -> bool:
-    """`names_stateless` for a JSON value that is no message."""
+    """Like `names_stateless`, for a JSON value that is not a message."""
     params = envelope.get("params") if isinstance(envelope, dict) else None
     meta = params.get("_meta") if isinstance(params, dict) else None
     named = isinstance(meta, dict) and META_VERSION in meta
@@ -99,7 +99,8 @@ def speaks_stateless(headers: Headers, envelope: object) -> bool:
 
 
 def check_routing(headers: Headers, message: Request | Notification) -> None:
-    """Stateless era: the mirrored headers must be there, once, and equal to the body (MCP 2026-07-28, threats P13)."""
+    """Stateless revisions: the mirrored headers must be present, once, and equal to the body (MCP 2026-07-28, threats
+    P13)."""
     method, lines = message.method, headers.get("mcp-method", ())
     if lines != (method,):
         raise _ambiguous("Mcp-Method") if len(lines) > 1 else _mismatch("Mcp-Method does not match the body's method")
@@ -117,13 +118,13 @@ def check_routing(headers: Headers, message: Request | Notification) -> None:
 
 
 def name_of(message: Request) -> str | None:
-    """What `Mcp-Name` says of a message that was decided on; None without that header."""
+    """The `Mcp-Name` of a decided message; None without that header."""
     key = _NAMED_BY.get(message.method)
     return None if key is None else message.params[key]
 
 
 def routing_headers(method: str, name: str | None) -> list[tuple[str, str]]:
-    """Stateless era: the mirrored headers, made anew from the message that was decided on."""
+    """Stateless revisions: the mirrored headers, made from the decided message."""
     headers = [("Mcp-Method", method)]
     if name is not None:
         headers.append(("Mcp-Name", encoded_header(name)))
@@ -133,8 +134,8 @@ def routing_headers(method: str, name: str | None) -> list[tuple[str, str]]:
 def check_parameter_headers(
     headers: Headers, declared: Mapping[str, Sequence[str]], arguments: Mapping[str, Any]
 ) -> None:
-    """Checks `Mcp-Param-*` against the arguments that they mirror. `declared` maps the header's rest, as the schema
-    writes it, to the path of the argument."""
+    """Checks `Mcp-Param-*` against the arguments that they mirror. `declared` maps the rest of the header's name, as
+    written in the schema, to the path of the argument."""
     for name, path in declared.items():
         lines = headers.get(f"mcp-param-{name.lower()}", ())
         if len(lines) > 1:
@@ -145,13 +146,14 @@ def check_parameter_headers(
 
 
 def parameter_headers(declared: Mapping[str, Sequence[str]], arguments: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """The forwarded `Mcp-Param-*`, made anew from the arguments; also for a caller whose era does not know them."""
+    """The forwarded `Mcp-Param-*`, made from the arguments; also for a caller whose revision does not use them."""
     mirrored = ((name, _at(arguments, path)) for name, path in declared.items())
     return [(f"Mcp-Param-{name}", encoded_header(_text(value))) for name, value in mirrored if value is not None]
 
 
 def encoded_header(value: str) -> str:
-    """A value in the form that a header can carry: plain if that is safe, else the base64 form of MCP 2026-07-28."""
+    """A value in the form that a header can carry: plain if that is safe, otherwise the base64 form of MCP
+    2026-07-28."""
     plain = value.isascii() and value.isprintable() and value == value.strip() and value != ""
     if plain and not _CODED.match(value):
         return value
@@ -196,7 +198,7 @@ def _mirrors(given: str | None, value: object) -> bool:
 
 
 def _ambiguous(name: str) -> Refusal:
-    """The refusal of a header that is there twice: one reader takes the first, another the last."""
+    """The refusal of a header that occurs twice: some readers use the first, others the last."""
     return _mismatch(f"{name} is there more than once")
 
 
@@ -205,6 +207,6 @@ def _mismatch(detail: str) -> Refusal:
 
 
 def unsupported(requested: str, supported: Sequence[str] = ALL_VERSIONS) -> Refusal:
-    """The refusal of a revision. A stateless request is answered with the revisions that `server/discover` names, as
-    the official suite requires; any other request with all revisions of the address."""
+    """The refusal of a revision. A stateless request is answered with the revisions of `server/discover`, as the
+    official suite requires; any other request with all revisions of the address."""
     return Refusal(Reason.VERSION_UNSUPPORTED, data={"supported": [*supported], "requested": requested})

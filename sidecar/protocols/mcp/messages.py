@@ -1,4 +1,4 @@
-"""Describes the methods of MCP: the questions that each puts to policy, and the results that it may have.
+"""Describes the methods of MCP: the policy questions of each, and its possible results.
 
 The table `METHODS` is CONTRACT 1.4. A method that is not in it is refused. `eras.py` determines the revision of a
 message.
@@ -32,15 +32,15 @@ from sidecar.vocabulary import Call, Question
 
 NAME = re.compile(r"[A-Za-z0-9_.\-/]{1,128}\Z")  # CONTRACT 1.2
 NAME_GRAMMAR = "1 to 128 characters of A-Z a-z 0-9 _ . - /"
-MAX_SHOWN_CHARS = 128  # of an invalid name in reports
+MAX_SHOWN_CHARS = 128  # of an invalid name, in reports
 MAX_UNNAMED = 100  # of one list, for operators
 MAX_SUBSCRIBED_URIS = 100
 LOCATED = frozenset({"resources/read", "resources/subscribe", "resources/unsubscribe"})
 NAMING_URIS = LOCATED | {"completion/complete", "subscriptions/listen"}
-MAX_MEMBERS = 1_000  # of a result or an entry of a list: MCP names a dozen, and each is compared in any spelling
+MAX_MEMBERS = 1_000  # of a result or an entry of a list: MCP defines a dozen, and each is compared in any spelling
 _NO_META: dict[str, Any] = {}  # never written to
 _new = tuple.__new__
-MAX_ASKED_AT_ONCE = 64  # of its client by one result; as many as a session holds unanswered
+MAX_ASKED_AT_ONCE = 64  # requests of one result to its client; as many as a session holds unanswered
 
 
 def call_from(message: Request | Notification, era: Era, version: str, server: str) -> Call:
@@ -75,7 +75,7 @@ def server_question(server: str, action: str) -> Question:
 
 
 def may_speak_of_tasks(message: Request) -> bool:
-    """Whether a request may ask for a task, or name tasks among its client's capabilities."""
+    """Whether a request may request a task, or name tasks among its client's capabilities."""
     if "task" in message.params or message.method == "initialize":
         return True
     capabilities = message.params.get("_meta", _NO_META).get(META_CAPABILITIES)
@@ -85,8 +85,8 @@ def may_speak_of_tasks(message: Request) -> bool:
 
 
 def forwarded_params(message: Request | Notification, version: str, *, tasks: bool) -> dict[str, Any]:
-    """The forwarded parameters. Without `tasks` for this caller, the upstream gets no mention of tasks, not even that
-    its client could keep them, and must answer as if there were none."""
+    """The forwarded parameters. Without `tasks` for this caller, they do not mention tasks, not even as a capability of
+    the client, and the upstream must answer as if there were none."""
     params = message.params
     if "task" in params and not (tasks and _wants_task(message, version)):
         params = {key: value for key, value in params.items() if key != "task"}
@@ -99,7 +99,7 @@ def forwarded_params(message: Request | Notification, version: str, *, tasks: bo
 
 
 def located_uri(message: Request | Notification) -> str:
-    """The URI that a request about one resource names, as its caller wrote it, or ""."""
+    """The URI that a request about one resource names, as written by its caller; "" for none."""
     return str(message.params["uri"]) if message.method in LOCATED else ""
 
 
@@ -133,12 +133,13 @@ SERVER_NOTIFICATIONS = frozenset(
      "notifications/elicitation/complete", "notifications/subscriptions/acknowledged", *task_messages.NOTIFICATIONS}
 )  # fmt: skip
 COMPLETE = "complete"
-# A complete result of these members alone holds a tool's content, and nothing by which results are judged.
+# A complete result of these members alone holds a tool's content, and nothing that determines the kind of result.
 CONTENT = frozenset({"content", "structuredContent", "isError", "resultType"})
 RESULT_TYPES = (COMPLETE, "input_required", "task")  # others belong to extensions that are not supported
-# A result is checked by its content, not by the request: a lying upstream, or an id used twice, changes nothing.
+# A result is checked by its content, not by the request: a dishonest upstream, or an id used twice, changes nothing.
 LISTS = ("tools", "prompts", "resources", "resourceTemplates")
-# The members that a result and an entry are checked by. Some clients ignore case: another spelling would be a bypass.
+# The members for which a result and an entry are checked. Some clients ignore case, so another spelling would be a
+# bypass.
 _JUDGED_IN_RESULT = spellings(
     (
         *(*LISTS, "resultType", "inputRequests", "capabilities", "protocolVersion", "cacheScope", "instructions"),
@@ -149,7 +150,7 @@ _JUDGED_IN_ENTRY = spellings(("name", "uri", "uriTemplate"))
 
 
 def evades(result: Mapping[str, Any]) -> bool:
-    """Whether a result has a member that differs only in case from one that is checked."""
+    """Whether a result has a member that differs only in case from a checked one."""
     return _has_variant(result, _JUDGED_IN_RESULT)
 
 
@@ -158,7 +159,7 @@ def _has_variant(keys: Iterable[str], known: Spellings) -> bool:
 
 
 class LeftOut(NamedTuple):
-    """An entry of a list that is not shown: its kind, its name as far as that may be shown, and the reason."""
+    """An entry of a list that is not shown: its kind, its name, if it may be shown, and the reason."""
 
     kind: str
     name: str
@@ -191,7 +192,7 @@ def fault_in_entry(member: str, entry: object) -> str:
 
 
 def unnamed(member: str, entry: object) -> LeftOut | None:
-    """An entry that no call could name; None for one that a call can."""
+    """An entry that no call could name; None for an entry that a call can name."""
     reason = fault_in_entry(member, entry)
     if not reason:
         return None
@@ -213,7 +214,7 @@ def unnamed_in(member: str, entries: Iterable[object]) -> tuple[LeftOut, ...]:
 
 
 def entry_question(member: str, server: str, entry: Any) -> Question | None:
-    """The question that using an entry of the list `member` would put to policy; None if no call could name it."""
+    """The policy question of using an entry of the list `member`; None if no call could name it."""
     if fault_in_entry(member, entry):
         return None
     if member in ("tools", "prompts"):
@@ -222,7 +223,7 @@ def entry_question(member: str, server: str, entry: Any) -> Question | None:
 
 
 def left_out_question(left_out: LeftOut, server: str) -> Question:
-    """The question that using such an entry would put to policy: callers who could use it hear of it."""
+    """The policy question of using such an entry: only callers who could use it are informed of it."""
     if left_out.kind in ("tool", "prompt"):
         return _name_question(f"{left_out.kind}s", server, left_out.name)
     return _resource(server, left_out.name)
@@ -247,7 +248,7 @@ def asked_of_client(result: Mapping[str, Any]) -> list[str]:
 
 
 def narrow_to_sessions(result: dict[str, Any]) -> None:
-    """Removes what no revision with sessions has: structured content, and output schemas, that are no object."""
+    """Removes content that no session revision has: structured content and output schemas that are not objects."""
     if not isinstance(result.get("structuredContent", {}), dict):
         del result["structuredContent"]
     for tool in result.get("tools", ()):
@@ -257,7 +258,7 @@ def narrow_to_sessions(result: dict[str, Any]) -> None:
 
 
 def without_tasks(capabilities: dict[str, Any]) -> dict[str, Any]:
-    """Capabilities without tasks, in the spelling of either era."""
+    """Capabilities without tasks, in the spelling of any revision."""
     kept = {key: value for key, value in capabilities.items() if key != "tasks"}
     if task_messages.declares(kept):
         kept["extensions"] = {key: value for key, value in kept["extensions"].items() if key != TASKS_EXTENSION}
@@ -273,7 +274,8 @@ Ask = Callable[[str, str, Params, Params], tuple[Question, ...]]
 
 @dataclass(frozen=True, slots=True)
 class McpMethod:
-    """A method's questions to policy, whether a grant on the server is enough (`session`), and its eras."""
+    """A method's questions to policy, whether a grant on the server is enough (`session`), and its kinds of
+    revision."""
 
     questions: Ask
     session: bool = False
@@ -382,7 +384,7 @@ NOTIFICATIONS: Mapping[str, McpMethod] = {
 
 # --- reading parameters ---------------------------------------------------------------------------------------------
 
-# Objects inside `params` whose members are decided on or removed: no other spelling of them may pass.
+# Objects inside `params` whose members are decided on or removed. No other spelling of them may pass.
 _MEMBERS: Mapping[str, Spellings] = {
     "ref": spellings(("type", "name", "uri")),
     "argument": spellings(("name", "value")),
@@ -402,7 +404,7 @@ def _name(params: Mapping[str, Any], where: str = "name") -> str:
 
 
 def _uri(params: Mapping[str, Any], where: str) -> str:
-    """The normal form of a URI. Raises Refusal(MALFORMED_CALL) for one that has none."""
+    """The normal form of a URI. Raises Refusal(MALFORMED_CALL) for a URI without one."""
     uri = params.get("uri")
     fault = fault_in_uri(uri) if isinstance(uri, str) else "must be a string"
     if fault:

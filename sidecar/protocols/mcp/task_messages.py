@@ -16,20 +16,21 @@ from sidecar.protocols.jsonrpc import INVALID_PARAMS, Message, Notification, Req
 from sidecar.protocols.mcp.eras import META_CAPABILITIES, TASKS_EXTENSION
 
 RELATED_TASK = "io.modelcontextprotocol/related-task"
-VERSIONS = frozenset({"2025-11-25"})  # of the session era, whose core has tasks
+VERSIONS = frozenset({"2025-11-25"})  # session revisions whose core has tasks
 NOTIFICATIONS = frozenset({"notifications/tasks/status", "notifications/tasks"})
 CANCEL = "tasks/cancel"
 ENDING_OR_LISTING = frozenset({CANCEL, "tasks/list"})
 MISSING_CAPABILITY = -32021
 MAX_SUBSCRIBED = 100
 MAX_NAMED = 10_000  # in one message of the upstream's: a page of a list
-NOBODYS = ""  # stands for an id that is no string: it has no owner
+NOBODYS = ""  # in place of an id that is not a string, which has no owner
 _METHODS_PREFIX = "tasks/"
 _SPELLINGS = spellings(("taskId",))
 
 
 class SeenTasks(NamedTuple):
-    """A task's state as the upstream reports it. `ttl_s` counts from its creation: infinite for no end, or None."""
+    """A task's state as the upstream reports it. `ttl_s` counts from its creation: infinite for no end, None if
+    unknown."""
 
     id: str
     state: str
@@ -89,7 +90,7 @@ def declares(capabilities: object) -> bool:
 
 
 def may_become_task(method: str, params: Mapping[str, Any]) -> bool:
-    """Whether a call, as it is forwarded, may be answered with a task."""
+    """Whether a call, in its forwarded form, may be answered with a task."""
     return method == "tools/call" and ("task" in params or declares(params.get("_meta", {}).get(META_CAPABILITIES)))
 
 
@@ -103,7 +104,7 @@ def _id_in(holder: Mapping[str, Any], where: str) -> str:
 
 
 def created_in(result: Mapping[str, Any]) -> SeenTasks | None:
-    """The task that a result creates, in the form of either era."""
+    """The task that a result creates, in the form of any revision."""
     if result.get("resultType") == "task":
         return _seen(result)
     task = result.get("task")
@@ -174,7 +175,7 @@ def _has_id(holder: Mapping[str, Any]) -> bool:
 
 
 def _id_of(holder: Mapping[str, Any]) -> str:
-    # A client that ignores case must not read another id than the sidecar does.
+    # A client that ignores case must read the same id as the sidecar.
     named = [key for key in holder if key.casefold() == "taskid"]
     task_id = holder.get("taskId")
     return task_id if named == ["taskId"] and isinstance(task_id, str) else NOBODYS
