@@ -115,7 +115,7 @@ def http_api() -> str:
 
 
 def _statuses(errors: Mapping[int, str]) -> str:
-    return table(("Status", "Meaning"), [(f"`{status}`", escaped(_capital(told))) for status, told in errors.items()])
+    return table(("Status", "Meaning"), [(f"`{status}`", escaped(told)) for status, told in errors.items()])
 
 
 def _operations(path: str, item: Schema) -> Iterator[str]:
@@ -168,11 +168,7 @@ def _body(one: Schema) -> str:
 
 
 def _described(one: Schema) -> str:
-    return escaped(_capital(" ".join(one.get("description", "").split())))
-
-
-def _capital(text: str) -> str:
-    return text[:1].upper() + text[1:]
+    return escaped(" ".join(one.get("description", "").split()))
 
 
 def _others() -> str:
@@ -202,7 +198,8 @@ def _type(schema: Schema) -> str:
     if "allOf" in schema:
         return _type(schema["allOf"][0])
     if "enum" in schema or "const" in schema:
-        return " or ".join(f"`{value}`" for value in schema.get("enum", [schema.get("const")]))
+        values = schema.get("enum", [schema.get("const")])
+        return " or ".join("null" if value is None else f"`{value}`" for value in values)
     choices = [one for key in ("anyOf", "oneOf") for one in schema.get(key, ())]
     if choices:
         return " or ".join(dict.fromkeys(map(_type, choices)))

@@ -52,31 +52,33 @@ _TASKS: Final = _COMMON | _CHARGED
 
 # The errors of operators' routes, by status.
 ERRORS: Final[Mapping[int, str]] = {
-    400: "the query or the body does not have this form (an unknown member or parameter is refused), or the agent "
-    "refuses the input",
-    401: "a credential is needed",
-    403: "the role does not suffice, the Host or Origin is not served, or policy denies the call",
-    404: "no agent, run or schedule has this name",
-    409: "the run is over, the name is taken or in sidecar.yaml, or there are too many",
-    413: "the body is too large",
-    429: "a limit of the caller is reached, or the agent's queue is full",
-    500: "an internal error",
-    502: "the agent failed before it took the order",
-    503: "the store or the audit is unavailable, the agent's breaker is open, or the sidecar is stopping",
-    504: "the agent did not answer in time",
+    400: "The query or the body is malformed (unknown parameters and members are refused), or the agent refuses the "
+    "input.",
+    401: "A credential is required.",
+    403: "The role does not permit the request, the `Host` or `Origin` is not accepted, or policy denies the call.",
+    404: "No agent, run, schedule or request for approval has this name.",
+    409: "The run or the request for approval has ended, the name is in use or belongs to `sidecar.yaml`, or the "
+    "maximum number of schedules is reached.",
+    413: "The body is too large.",
+    429: "A limit of the caller is reached, or the queue of the agent is full.",
+    500: "An internal error occurred.",
+    502: "The agent failed before it accepted the request.",
+    503: "The store or the audit log is unavailable, the circuit breaker of the agent is open, or the sidecar is "
+    "shutting down.",
+    504: "The agent did not respond in time.",
 }
 _EVENTS: Final = (
-    "Its stored output, or events. `status`: the task's state in A2A's terms, a `message`, and `progress` and `total` "
-    "if the program reports them. `output`: `text` of an `artifact`; with `anew` it replaces the earlier text of that "
-    "artifact. `artifact`: `parts` of it other than text. `end`: the run in full; the last event. A comment is a "
-    "keep-alive."
+    "The stored output, or events. `status`: the state of the A2A task, a `message`, and `progress` and `total` if the "
+    "program reports them. `output`: `text` of an `artifact`; with `anew`, it replaces the earlier text of the "
+    "artifact. `artifact`: `parts` of the artifact other than text. `end`, the last event: the run in full. "
+    "Comments keep the connection alive."
 )
 _CORRELATION: Final = tuple(
     {
         "name": name,
         "in": "header",
-        "description": "for the audit: recorded if it has 1 to 128 characters of A-Z a-z 0-9 . _ : -, and ignored "
-        "otherwise; never used to decide",
+        "description": "Id for audit records. It is ignored unless it has 1 to 128 characters `A-Z a-z 0-9 . _ : -`. "
+        "It does not influence decisions.",
         "schema": {"type": "string"},
     }
     for name in ("X-Run-Id", "X-Thread-Id")
@@ -85,41 +87,41 @@ _ID: Final[Schema] = {"type": "string", "pattern": "^[A-Za-z0-9-]{1,64}$"}
 # Parameters of paths, by the part of the path before them.
 _PLACES: Final[Mapping[str, Schema]] = {
     "mcp": {
-        "description": "a server, by its name under `upstreams`",
+        "description": "Name of a server under `upstreams`.",
         "type": "string",
         "pattern": "^[a-z0-9]+(-[a-z0-9]+)*$",
     },
     "tools": {
-        "description": "a tool, by its name. A name with `/` is written as it is, and becomes several parts of the "
-        "path, none of which begins with a dot; OpenAPI cannot express that",
+        "description": "Name of a tool. A name with `/` is written as it is and becomes several segments of the path, "
+        "none of which may begin with a dot. OpenAPI cannot express that.",
         "type": "string",
         "pattern": r"^[A-Za-z0-9_\-][A-Za-z0-9_.\-]*$",
         "maxLength": 128,
     },
-    "tasks": {"description": "a task, by the `task_id` that creating it returned", **_ID},
+    "tasks": {"description": "Id of a task: the `task_id` that was returned when it was created.", **_ID},
     "approvals": {
-        "description": "a request for approval, by its id",
+        "description": "Id of a request for approval.",
         "type": "string",
         "pattern": "^[0-9a-f]{32}-[0-9A-Za-z-]{1,16}$",
     },
-    "agents": {"description": "an agent, by its key under `agents`", **_ID},
-    "runs": {"description": "a run, by its id", **_ID},
-    "schedules": {"description": "a schedule, by its name", **_ID},
+    "agents": {"description": "Key of an agent under `agents`.", **_ID},
+    "runs": {"description": "Id of a run.", **_ID},
+    "schedules": {"description": "Name of a schedule.", **_ID},
 }
 
 
 # The errors of enforcement points' requests, by status.
 AUTHZEN_ERRORS: Final[Mapping[int, str]] = {
-    400: "the request does not have this form; `error` names the place",
-    401: "a credential of the role `pdp` is needed",
-    413: "the body is too large",
-    500: "a bug; nothing is decided",
-    503: "nothing can be decided or recorded now",
+    400: "The request is malformed. `error` names the place.",
+    401: "A credential of the role `pdp` is required.",
+    413: "The body is too large.",
+    500: "An internal error occurred, and nothing is decided.",
+    503: "The sidecar cannot decide, or cannot record decisions, at the moment.",
 }
 _REQUEST_ID: Final = {
     "name": REQUEST_ID,
     "in": "header",
-    "description": "an id of the request, for the response and the audit",
+    "description": "Id of the request. It is returned, and recorded in audit records.",
     "schema": {"type": "string", "pattern": "^[!-~]([ -~]{0,254}[!-~])?$"},
 }
 
@@ -139,10 +141,10 @@ class CallerOperation(NamedTuple):
 
 
 TASK_QUERY: Final[Mapping[str, Schema]] = {
-    "state": {"description": "only tasks in this state", "enum": [state.value for state in TaskState]},
-    "target_agent_id": {"description": "only tasks of this agent, by its name or UUID", "type": "string", **AGENT},
-    "limit": {"description": "the largest number of tasks", **whole_number(1, MAX_LIMIT, DEFAULT_LIMIT)},
-    "offset": {"description": "how many tasks to skip", **whole_number(0, MAX_OFFSET, 0)},
+    "state": {"description": "Only tasks in this state.", "enum": [state.value for state in TaskState]},
+    "target_agent_id": {"description": "Only tasks of this agent, by its name or UUID.", "type": "string", **AGENT},
+    "limit": {"description": "Maximum number of tasks.", **whole_number(1, MAX_LIMIT, DEFAULT_LIMIT)},
+    "offset": {"description": "Number of tasks to skip.", **whole_number(0, MAX_OFFSET, 0)},
 }
 _CALLING: Final = frozenset(Reason) - ELSEWHERE - _TASK - {Reason.APPROVAL_PENDING}  # which is answered 202
 _POLLING: Final = _COMMON | {Reason.ROUTE_UNKNOWN} - _reasons("upstream-unknown")
@@ -150,24 +152,31 @@ _CREATING: Final = _TASKS | _BODY | {Reason.UPSTREAM_OPEN}
 _CANCELLING: Final = _TASKS | _TASK | _BODY | _UPSTREAM
 _AT_TASK: Final = "/a2a/tasks/{id}"
 CALLER_OPERATIONS: Final = (
-    CallerOperation("listTools", "get", "/mcp/{server}/tools", _COMMON | _UPSTREAM, McpTools, "all of them"),
+    CallerOperation("listTools", "get", "/mcp/{server}/tools", _COMMON | _UPSTREAM, McpTools, "The tools."),
     CallerOperation(
-        "callTool", "post", "/mcp/{server}/tools/{tool}", _CALLING, McpCallResult, "the tool's result", McpCall
+        "callTool", "post", "/mcp/{server}/tools/{tool}", _CALLING, McpCallResult, "The result of the call.", McpCall
     ),
-    CallerOperation("showApproval", "get", "/mcp/{server}/approvals/{id}", _POLLING, McpApproval, "its state; poll it"),
-    CallerOperation("createTask", "post", "/a2a/tasks", _CREATING, TaskCreated, "it is on disk", TaskOrder, 201),
-    CallerOperation("listTasks", "get", "/a2a/tasks", _TASKS, A2aTasks, "one page", query=TASK_QUERY),
-    CallerOperation("getTask", "get", _AT_TASK, _TASKS | {Reason.TASK_UNKNOWN}, A2aTask, "its state"),
-    CallerOperation("cancelTask", "post", f"{_AT_TASK}/cancel", _CANCELLING, TaskCancelled, "it is cancelled"),
+    CallerOperation(
+        "showApproval",
+        "get",
+        "/mcp/{server}/approvals/{id}",
+        _POLLING,
+        McpApproval,
+        "The request for approval. Poll it.",
+    ),
+    CallerOperation("createTask", "post", "/a2a/tasks", _CREATING, TaskCreated, "The task is stored.", TaskOrder, 201),
+    CallerOperation("listTasks", "get", "/a2a/tasks", _TASKS, A2aTasks, "A page of tasks.", query=TASK_QUERY),
+    CallerOperation("getTask", "get", _AT_TASK, _TASKS | {Reason.TASK_UNKNOWN}, A2aTask, "The task."),
+    CallerOperation("cancelTask", "post", f"{_AT_TASK}/cancel", _CANCELLING, TaskCancelled, "The task is cancelled."),
 )
 _SUMMARIES: Final = {
-    "listTools": "The tools of a server that the caller may use",
-    "callTool": "Call a tool, and wait for its whole result",
-    "showApproval": "A person's approval that a call of the caller waits for",
-    "createTask": "Give work to an agent; it goes on if the caller disconnects",
-    "listTasks": "The caller's own tasks, newest first",
-    "getTask": "One task of the caller",
-    "cancelTask": "End a task here and at its agent",
+    "listTools": "List the tools of a server that the caller may use",
+    "callTool": "Call a tool and wait for its complete result",
+    "showApproval": "Show the approval that a call of the caller waits for",
+    "createTask": "Create a task for an agent, which continues if the caller disconnects",
+    "listTasks": "List the caller's own tasks, newest first",
+    "getTask": "Show a task of the caller",
+    "cancelTask": "Cancel a task, also at its agent",
 }
 MODELS: Final = (
     *(McpTool, McpTools, McpCall, McpCallResult, McpError),
@@ -214,24 +223,28 @@ AUTHZEN_OPERATIONS: Final = (
         "/access/v1/search/subject",
         models.AuthzenSubjectSearch,
         models.AuthzenResults,
-        "The subjects that may do something",
+        "Search for the subjects that may perform an action on a resource",
     ),
     AuthzenOperation(
         "searchResources",
         "/access/v1/search/resource",
         models.AuthzenResourceSearch,
         models.AuthzenResults,
-        "The resources on which a subject may do something",
+        "Search for the resources on which a subject may perform an action",
     ),
     AuthzenOperation(
         "searchActions",
         "/access/v1/search/action",
         models.AuthzenActionSearch,
         models.AuthzenResults,
-        "What a subject may do on a resource",
+        "Search for the actions that a subject may perform on a resource",
     ),
     AuthzenOperation(
-        "authzenMetadata", WELL_KNOWN, None, models.AuthzenMetadata, "Where these endpoints are; needs no credential"
+        "authzenMetadata",
+        WELL_KNOWN,
+        None,
+        models.AuthzenMetadata,
+        "List the endpoints of the decision API, without a credential",
     ),
 )
 
@@ -250,18 +263,18 @@ def document() -> dict[str, Any]:
             "title": "sidecar: plain HTTP",
             "version": __version__,
             "description": "Tools of MCP servers and tasks of A2A agents for scripts, under the same policy, limits "
-            "and audit as MCP and A2A. Paths are taken as they are: nothing in them may be percent-encoded. At the "
-            "admin listener, what operators see of agents that are CLI programs, and do with them; and the decisions "
-            "that other enforcement points ask for (AuthZEN 1.0), which have `pdp.listen` too.",
+            "and audit as MCP and A2A. At the admin listener: command-line agents, approvals and schedules for "
+            "operators, and decisions for other enforcement points (AuthZEN 1.0), which `pdp.listen` serves too. "
+            "Percent-encoded characters in paths are refused. Times are RFC 3339, in UTC.",
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
-        "servers": [{"url": "http://127.0.0.1:8080", "description": "the data listener"}],
+        "servers": [{"url": "http://127.0.0.1:8080", "description": "The data listener."}],
         "security": [{"bearer": []}, {"apiKey": []}, {}],
         "paths": paths,
         "components": {
             "schemas": schemas,
             "securitySchemes": {
-                "bearer": {"type": "http", "scheme": "bearer", "description": "a token, or an API key of the sidecar"},
+                "bearer": {"type": "http", "scheme": "bearer", "description": "A token, or an API key of the sidecar."},
                 "apiKey": {"type": "apiKey", "in": "header", "name": "X-API-Key"},
                 "pdpKey": {"type": "apiKey", "in": "header", "name": "X-PDP-Key"},
             },
@@ -276,14 +289,14 @@ _Described = tuple[str, str, dict[str, Any], dict[str, Any]]
 def _of_callers() -> Iterator[_Described]:
     for one in CALLER_OPERATIONS:
         item: dict[str, Any] = {"parameters": [*_places(one.path), *_CORRELATION]}
-        headers = header("where the task is", "Location", required=True) if one.status == 201 else {}
+        headers = header("Address of the task.", "Location", required=True) if one.status == 201 else {}
         also = {}
         if one.path.startswith("/a2a/"):
             item["servers"] = [{"url": "http://127.0.0.1:8080"}, {"url": "http://127.0.0.1:8080/api/nhi"}]
             headers |= _PRIVATE
         elif one.response is not McpApproval:
             also = {
-                ERROR_STATUS: "Without a reason: the tool or its server answered with an error, given in `details`."
+                ERROR_STATUS: "Without a reason: the tool or its server answered with an error, contained in `details`."
             }
             headers |= header(_NO_STORE, "Cache-Control") if one.method == "get" else {}
         good = {"description": one.told, **_content(one.response), **({"headers": headers} if headers else {})}
@@ -300,24 +313,24 @@ def _of_operators() -> Iterator[_Described]:
     for route in ROUTES:
         if route.response is not Any:
             item = {
-                "servers": [{"url": "http://127.0.0.1:9090", "description": "the admin listener"}],
+                "servers": [{"url": "http://127.0.0.1:9090", "description": "The admin listener."}],
                 "parameters": _places(route.path),
             }
             yield route.path, route.method.lower(), item, _of_route(route)
 
 
 def _of_enforcement_points() -> Iterator[_Described]:
-    admin = {"url": "http://127.0.0.1:9090", "description": "the admin listener"}
-    there = "the same for the tools, prompts and resources of one server"
+    admin = {"url": "http://127.0.0.1:9090", "description": "The admin listener."}
+    there = "The same endpoints for the tools, prompts and resources of one server."
     tenant = {
         "url": f"{admin['url']}/{{server}}",
         "description": there,
-        "variables": {"server": {"default": "github", "description": "a server, by its name under `upstreams`"}},
+        "variables": {"server": {"default": "github", "description": "Name of a server under `upstreams`."}},
     }
-    echoed = header("that of the request", REQUEST_ID)
+    echoed = header("Id of the request.", REQUEST_ID)
     for one in AUTHZEN_OPERATIONS:
         operation = _operation(one.name, one.summary, {})
-        good = {"description": "the answer", **_content(one.response), "headers": echoed}
+        good = {"description": "The answer.", **_content(one.response), "headers": echoed}
         if one.request is None:
             operation["security"] = [{}]
             yield one.path, "get", {"servers": [admin]}, {**operation, "responses": {"200": good, **_problems(400)}}
@@ -346,7 +359,10 @@ def _of_route(route: OperatorRoute) -> dict[str, Any]:
     if route.method == "POST" and route.request is not None:
         needed = bool(schema_of(route.request)["required"])
         operation["requestBody"] = {"required": needed, **_content(route.request)}
-    good = {"description": "it is done, and on record" if route.request else "its state", "headers": _PRIVATE}
+    good = {
+        "description": "The operation is performed and recorded." if route.request else "The current state.",
+        "headers": _PRIVATE,
+    }
     if route.response is web.StreamResponse:
         good["description"] = _EVENTS
         good["content"] = {TEXT: {"schema": {"type": "string"}}, "text/event-stream": {}}
@@ -415,13 +431,13 @@ def _refused(status: int, reasons: list[Reason], also: str | None) -> dict[str, 
 
 def _headers(status: int) -> dict[str, Any]:
     if status in (401, 403):
-        return header("how to authenticate, or for which scope", "WWW-Authenticate", required=status == 401)
+        return header("How to authenticate, or the required scope.", "WWW-Authenticate", required=status == 401)
     if status not in (429, 503):
         return {}
     seconds = {"type": "string", "pattern": "^[0-9]+$"}
-    headers = header("when to try again, in seconds", "Retry-After", required=True, schema=seconds)
+    headers = header("Seconds after which to try again.", "Retry-After", required=True, schema=seconds)
     if status == 429:
-        headers |= header("the state of the limit", "RateLimit", "RateLimit-Policy")
+        headers |= header("State of the limit.", "RateLimit", "RateLimit-Policy")
     return headers
 
 
@@ -431,9 +447,9 @@ def header(told: str, *names: str, required: bool = False, schema: Schema | None
 
 
 _WAITS: Final[Mapping[str, Any]] = {
-    "description": "a person must approve the call (`approval-pending`): the same call again finds the answer",
-    "headers": header("where to poll the approval", "Location", required=True),
+    "description": "A person must approve the call (`approval-pending`). Send the same call again to get the result.",
+    "headers": header("Address of the approval, for polling.", "Location", required=True),
     "content": {PROBLEM_JSON: {"schema": ref(McpError)}},
 }
-_NO_STORE: Final = "`no-store`: the answer is for this caller alone"
+_NO_STORE: Final = "`no-store`, because the response is for this caller only."
 _PRIVATE: Final = header(_NO_STORE, "Cache-Control", required=True)

@@ -163,29 +163,43 @@ _LIMITS: Final[Mapping[str, Schema]] = {
     "limit": {**_TEXT, **LIMIT},
 }
 _RUNS: Final[Mapping[str, Schema]] = {
-    "active": {"type": "boolean", "description": "only runs that have not ended"},
-    "state": {"enum": [state.value for state in RunState], "description": "only runs in this state"},
-    "status": {"enum": [status.value for status in RunStatus], "description": "only runs that ended like this"},
-    "schedule": {**_TEXT, **SLUG, "description": "only runs that this schedule ordered"},
-    "owner": {**_TEXT, **PRINCIPAL, "description": "only runs for this principal"},
-    "limit": {**whole_number(1, MAX_LIMIT, DEFAULT_LIMIT), "description": "the largest number of runs"},
-    "offset": {**whole_number(0, MAX_OFFSET, 0), "description": "where to begin: `next_offset` of the page before"},
+    "active": {"type": "boolean", "description": "Only runs that have not ended."},
+    "state": {"enum": [state.value for state in RunState], "description": "Only runs in this state."},
+    "status": {"enum": [status.value for status in RunStatus], "description": "Only runs that ended like this."},
+    "schedule": {**_TEXT, **SLUG, "description": "Only runs that this schedule started."},
+    "owner": {**_TEXT, **PRINCIPAL, "description": "Only runs on behalf of this principal."},
+    "limit": {**whole_number(1, MAX_LIMIT, DEFAULT_LIMIT), "description": "Maximum number of runs."},
+    "offset": {
+        **whole_number(0, MAX_OFFSET, 0),
+        "description": "Number of runs to skip: `next_offset` of the previous page.",
+    },
 }
 _APPROVALS: Final[Mapping[str, Schema]] = {
-    "state": {"enum": [state.value for state in ApprovalState], "description": "only requests in this state"},
-    "limit": {**whole_number(1, MAX_LIMIT, DEFAULT_LIMIT), "description": "the largest number of requests"},
-    "offset": {**whole_number(0, MAX_OFFSET, 0), "description": "how many requests to skip"},
+    "state": {"enum": [state.value for state in ApprovalState], "description": "Only requests in this state."},
+    "limit": {**whole_number(1, MAX_LIMIT, DEFAULT_LIMIT), "description": "Maximum number of requests."},
+    "offset": {
+        **whole_number(0, MAX_OFFSET, 0),
+        "description": "Number of requests to skip: `next_offset` of the previous page.",
+    },
 }
-_PERSON: Final[Schema] = {**_TEXT, **PRINCIPAL, "description": "the person who asks, over the control socket only"}
+_PERSON: Final[Schema] = {
+    **_TEXT,
+    **PRINCIPAL,
+    "description": "The person who reads the request. Accepted at the control socket only.",
+}
 LOCAL_PERSON: Final = "local"  # the issuer of people who are named at the control socket
 _TASKS: Final[Mapping[str, Schema]] = {
-    "agent": {**_TEXT, **SLUG, "description": "only tasks for this agent"},
-    "state": {"enum": [state.value for state in TaskState], "description": "only tasks in this state"},
-    "limit": {**whole_number(1, MAX_LIMIT, DEFAULT_LIMIT), "description": "the largest number of tasks"},
-    "offset": {**whole_number(0, MAX_OFFSET, 0), "description": "how many to skip"},
+    "agent": {**_TEXT, **SLUG, "description": "Only tasks of this agent."},
+    "state": {"enum": [state.value for state in TaskState], "description": "Only tasks in this state."},
+    "limit": {**whole_number(1, MAX_LIMIT, DEFAULT_LIMIT), "description": "Maximum number of tasks."},
+    "offset": {**whole_number(0, MAX_OFFSET, 0), "description": "Number of tasks to skip."},
 }
-_AGENT: Final[Schema] = {**_TEXT, **SLUG, "description": "only runs of this agent"}
-_FOLLOW: Final[Schema] = {"type": "boolean", "default": False, "description": "as an event stream, until the run ends"}
+_AGENT: Final[Schema] = {**_TEXT, **SLUG, "description": "Only runs of this agent."}
+_FOLLOW: Final[Schema] = {
+    "type": "boolean",
+    "default": False,
+    "description": "Whether to return an event stream, which ends with the run.",
+}
 
 
 @_get("/status")
@@ -307,19 +321,19 @@ def plain_switch(entry: SwitchEntry) -> dict[str, Any]:
 
 @_get("/api/agents")
 async def list_agents(asked: AdminRequest) -> models.Agents:
-    """The agents that are CLI programs."""
+    """List the command-line agents."""
     return await asked.app.desk.agents()
 
 
 @_get("/api/agents/{name}")
 async def show_agent(asked: AdminRequest) -> models.AgentInFull:
-    """One agent, with its definition."""
+    """Show an agent with its definition."""
     return await asked.app.desk.agent(asked.name)
 
 
 @_get("/api/agents/{name}/runs", query=_RUNS)
 async def list_runs_of_agent(asked: AdminRequest) -> models.Runs:
-    """The runs of one agent, newest first."""
+    """List the runs of one agent, newest first."""
     return await asked.app.desk.runs(RunQuery(asked.name, **asked.query))
 
 
@@ -331,26 +345,26 @@ async def run_agent(asked: AdminRequest) -> models.RunOrdered:
 
 @_get("/api/runs", query={"agent": _AGENT, **_RUNS})
 async def list_runs(asked: AdminRequest) -> models.Runs:
-    """The runs of all agents, newest first."""
+    """List the runs of all agents, newest first."""
     return await asked.app.desk.runs(RunQuery(**asked.query))
 
 
 @_get("/api/tasks", query=_TASKS)
 async def list_tasks(asked: AdminRequest) -> models.OrderedTasks:
-    """The tasks of the task API, of all callers, newest first."""
+    """List the tasks of the task API, of all callers, newest first."""
     wanted = {"agent": "", "state": "", "limit": DEFAULT_LIMIT, "offset": 0, **asked.query}
     return await asked.app.desk.tasks(**wanted)
 
 
 @_get("/api/runs/{id}")
 async def show_run(asked: AdminRequest) -> models.RunInFull:
-    """One run."""
+    """Show a run."""
     return await asked.app.desk.run(asked.name)
 
 
 @_get("/api/runs/{id}/output", query={"follow": _FOLLOW})
 async def follow_run(asked: AdminRequest) -> web.StreamResponse:
-    """The output of a run, so far or as an event stream."""
+    """Show the output of a run so far, or follow it as an event stream."""
     if asked.query.get("follow"):
         return await _followed(asked)
     text = await asked.app.desk.output(asked.name)
@@ -388,13 +402,13 @@ async def answer_run(asked: AdminRequest) -> models.RunOrdered:
 
 @_post("/api/runs/{id}/cancel", models.CancelOrder, errors=CONFLICTING)
 async def cancel_run(asked: AdminRequest) -> models.Run:
-    """Cancel a run, in whatever state it is."""
+    """Cancel a run, in any state."""
     return await asked.app.desk.cancel(asked.name, asked.body.get("reason", ""), asked.by)
 
 
 @_get("/api/approvals", query=_APPROVALS)
 async def list_approvals(asked: AdminRequest) -> models.ApprovalRequests:
-    """The requests for approval, newest first."""
+    """List the requests for approval, newest first."""
     limit, offset = asked.query.get("limit", DEFAULT_LIMIT), asked.query.get("offset", 0)
     state = ApprovalState(asked.query["state"]) if "state" in asked.query else None
     found, total = await asked.app.approvals.page(state, limit, offset)
@@ -404,7 +418,7 @@ async def list_approvals(asked: AdminRequest) -> models.ApprovalRequests:
 
 @_get("/api/approvals/{id}", query={"principal": _PERSON})
 async def show_approval(asked: AdminRequest) -> models.ApprovalInFull:
-    """One request for approval. That its arguments were shown is recorded."""
+    """Show a request for approval. If it shows the arguments, this is recorded."""
     record = await asked.app.approvals.get(asked.name)
     if (person := _person(asked, asked.query.get("principal"))) is None:
         return approval_in_full(record, "no person has this credential: it names no principal")
@@ -415,13 +429,13 @@ async def show_approval(asked: AdminRequest) -> models.ApprovalInFull:
 
 @_post("/api/approvals/{id}/approve", models.ApprovalAnswer, errors=CONFLICTING, is_for_people=True)
 async def approve(asked: AdminRequest) -> models.ApprovalRequest:
-    """Approve a call that waits."""
+    """Approve a waiting call."""
     return await _answered(asked, "approve")
 
 
 @_post("/api/approvals/{id}/refuse", models.ApprovalAnswer, errors=CONFLICTING, is_for_people=True)
 async def refuse(asked: AdminRequest) -> models.ApprovalRequest:
-    """Refuse a call that waits, or withdraw an approval that is not used yet."""
+    """Refuse a waiting call, or withdraw an unused approval."""
     return await _answered(asked, "refuse")
 
 
@@ -445,19 +459,19 @@ def _person(asked: AdminRequest, named: str | None) -> Principal | None:
 
 @_get("/api/schedules")
 async def list_schedules(asked: AdminRequest) -> models.Schedules:
-    """All schedules."""
+    """List the schedules."""
     return {"schedules": [schedule_of(one) for one in await asked.app.desk.scheduler.list()]}
 
 
 @_post("/api/schedules", models.NewSchedule, 201, CONFLICTING)
 async def add_schedule(asked: AdminRequest) -> models.Schedule:
-    """Add a schedule, which is stored."""
+    """Add a schedule to the stored ones."""
     return await asked.app.desk.add_schedule(asked.body, asked.by, here=asked.here)
 
 
 @_delete("/api/schedules/{name}", Nothing, errors=CONFLICTING)
 async def remove_schedule(asked: AdminRequest) -> models.Schedule:
-    """Remove a schedule that was added, and cancel its runs."""
+    """Remove an added schedule and cancel its runs."""
     return schedule_of(await asked.app.desk.scheduler.remove(asked.name, asked.by))
 
 

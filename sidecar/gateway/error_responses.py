@@ -53,23 +53,25 @@ class ErrorResponse(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class McpError:
-    """An error, which is also a problem document (RFC 9457). Members that are None are omitted."""
+    """An error, which is also a problem document (RFC 9457). Members without a value are omitted."""
 
-    type: Annotated[str, "what happened: `urn:sidecar:…`, or `about:blank` where that is not disclosed"]
-    title: Annotated[str, "the same for people, from a closed set"]
-    status: Annotated[int, "the HTTP status"]
-    message: Annotated[str, "title and detail in one"]
-    decision_id: Annotated[str, "the request's id in the audit"]
-    error_code: Annotated[ErrorCode | None, "the kind of error; missing only with `answers.disclosure: hide`"] = None
-    reason: Annotated[str | None, "why it was refused, from a closed set"] = None
-    detail: Annotated[str | None, "where exactly the fault is; never a value"] = None
-    details: Annotated[Mapping[str, Any] | None, "particulars: an argument's place, a tool's error"] = None
-    retry_after_s: Annotated[int | None, "when to come again, in seconds"] = None
-    limit: Annotated[str | None, "the name of the limit that refused, where `answers.disclosure` is `reason`"] = None
-    most: Annotated[float | None, "how much it allows"] = None
-    remaining: Annotated[float | None, "what is left of it"] = None
-    unit: Annotated[str | None, "of both, where it is not calls that count: usd, tokens"] = None
-    reset_at: Annotated[str | None, "when it starts again (RFC 3339)"] = None
+    type: Annotated[str, "Type of the error: `urn:sidecar:…`, or `about:blank` if it is not disclosed."]
+    title: Annotated[str, "Summary of the type, from a fixed set."]
+    status: Annotated[int, "HTTP status."]
+    message: Annotated[str, "Title and detail in one text."]
+    decision_id: Annotated[str, "Id of the request in audit records."]
+    error_code: Annotated[ErrorCode | None, "Error code. It is missing only with `answers.disclosure: hide`."] = None
+    reason: Annotated[str | None, "Reason of a refusal."] = None
+    detail: Annotated[str | None, "Exact place of the fault. It never contains a value."] = None
+    details: Annotated[
+        Mapping[str, Any] | None, "Further details, such as the place of an argument or the error of a tool."
+    ] = None
+    retry_after_s: Annotated[int | None, "Seconds after which to try again."] = None
+    limit: Annotated[str | None, "Name of the limit that refused the call, with `answers.disclosure: reason`."] = None
+    most: Annotated[float | None, "Amount of this limit."] = None
+    remaining: Annotated[float | None, "Amount that is left of this limit."] = None
+    unit: Annotated[str | None, "Unit of both amounts, such as `usd`, unless the limit counts calls."] = None
+    reset_at: Annotated[str | None, "Time at which the limit is reset."] = None
 
     def encoded(self) -> bytes:
         return orjson.dumps(members_of(self))

@@ -63,47 +63,52 @@ _LIST_HEADERS: Final[Mapping[str, str]] = {"Cache-Control": "no-store"}
 
 @dataclass(frozen=True, slots=True)
 class McpTool:
-    """A tool that the caller may use. What is None is left out."""
+    """A tool that the caller may use. Members without a value are omitted."""
 
-    name: Annotated[str, "its name, as it is in the path"]
-    description: Annotated[str | None, "what the server says of it"]
-    input_schema: Annotated[Mapping[str, Any], "the JSON Schema of its arguments"]
-    status: Annotated[Literal["active"], "what is disabled, quarantined or not as pinned is not listed"]
-    deprecated: Annotated[bool, "whether the server says so, in the tool's annotations or in its schema"]
-    tags: Annotated[Sequence[str] | None, "the server's words for its kind, in the definition or its `_meta`"] = None
-    metadata: Annotated[Mapping[str, Any] | None, "what else the server says: `metadata`, or `_meta`"] = None
+    name: Annotated[str, "Name of the tool, as in the path."]
+    description: Annotated[str | None, "Description of the tool by its server."]
+    input_schema: Annotated[Mapping[str, Any], "JSON Schema of the arguments."]
+    status: Annotated[
+        Literal["active"], "`active`. Tools that are disabled, quarantined or different from their pin are not listed."
+    ]
+    deprecated: Annotated[bool, "Whether the server marks the tool as deprecated, in its annotations or its schema."]
+    tags: Annotated[Sequence[str] | None, "Tags of the tool, from its definition or its `_meta`."] = None
+    metadata: Annotated[Mapping[str, Any] | None, "Further information from the server: `metadata` or `_meta`."] = None
 
 
 @dataclass(frozen=True, slots=True)
 class McpTools:
     """All tools of a server that the caller may use."""
 
-    tools: Annotated[Sequence[McpTool], "in the server's order"]
+    tools: Annotated[Sequence[McpTool], "The tools, in the order of the server."]
 
 
 class McpCall(TypedDict):
-    """What a tool is called with."""
+    """A call of a tool."""
 
-    arguments: NotRequired[Annotated[Mapping[str, Any], "as its schema requires; optional for no arguments"]]
+    arguments: NotRequired[
+        Annotated[Mapping[str, Any], "Arguments, as the schema of the tool requires. Optional if there are none."]
+    ]
 
 
 @dataclass(frozen=True, slots=True)
 class McpCallResult:
-    """What a call came to."""
+    """The result of a call."""
 
-    call_id: Annotated[str, "the call's id in the audit, where it is called decision_id"]
-    result: Annotated[Mapping[str, Any], "the tool's result as MCP has it: content, structuredContent"]
-    latency_ms: Annotated[float, "how long the server took"]
+    call_id: Annotated[str, "Id of the call. Audit records have it as `decision_id`."]
+    result: Annotated[Mapping[str, Any], "The result as in MCP: `content`, `structuredContent`."]
+    latency_ms: Annotated[float, "Time until the server responded, in milliseconds."]
 
 
 @dataclass(frozen=True, slots=True)
 class McpApproval:
-    """A person's approval that a call of yours waits for. Once it is `approved`, send the same call again."""
+    """A request for a person's approval of one of your calls. After the request is `approved`, send the same call
+    again."""
 
-    approval: Annotated[str, "its id"]
-    state: Annotated[ApprovalState, "`waiting` until a person answers"]
-    answer_before: Annotated[str, "when it expires unanswered (RFC 3339)"]
-    usable_until: Annotated[str | None, "when it expires unused, once it is approved"] = None
+    approval: Annotated[str, "Id of the request."]
+    state: Annotated[ApprovalState, "State of the request. It is `waiting` until a person answers."]
+    answer_before: Annotated[str, "Time at which the request expires without an answer."]
+    usable_until: Annotated[str | None, "Time at which the approval expires unused. Missing until it is given."] = None
 
     def encoded(self) -> bytes:
         return orjson.dumps(members_of(self))

@@ -27,72 +27,79 @@ MESSAGE_STATES: Final[Mapping[TaskState, str]] = {
 
 
 class TaskOrder(TypedDict):
-    """What a task is created from."""
+    """A request to create a task."""
 
-    target_agent_id: Annotated[str, "an agent, by its name or the UUID that the operator gave it", AGENT]
-    task_type: Annotated[str, "printable; travels as metadata, and rules read it as call.tool", NAME]
-    input: Annotated[Mapping[str, Any], "what it is about; becomes the message's one data part, which rules read"]
-    callback_url: NotRequired[Annotated[str | None, "where the sidecar reports the end of the task", URL]]
-    source_agent_id: NotRequired[Annotated[str | None, "the caller, if it is named"]]
+    target_agent_id: Annotated[str, "Name of an agent, or its UUID (`a2a.agent_id`).", AGENT]
+    task_type: Annotated[
+        str, "Type of the task, printable. It is sent as metadata, and rules read it as `call.tool`.", NAME
+    ]
+    input: Annotated[
+        Mapping[str, Any],
+        "Input of the agent. It becomes the one data part of the message, which rules read as arguments.",
+    ]
+    callback_url: NotRequired[Annotated[str | None, "URL to which the sidecar reports the end of the task.", URL]]
+    source_agent_id: NotRequired[Annotated[str | None, "The caller. A request that names another agent is refused."]]
 
 
 class TaskCreated(TypedDict):
-    """A task that was taken."""
+    """An accepted task."""
 
-    task_id: Annotated[str, "its name here"]
-    status: Annotated[TaskState, "pending, or waiting for a person's approval"]
-    created_at: Annotated[str | None, "RFC 3339, UTC"]
+    task_id: Annotated[str, "Id of the task in the task API."]
+    status: Annotated[TaskState, "`pending`, or `waiting` for a person's approval."]
+    created_at: Annotated[str | None, "Time at which the task was created."]
 
 
 class A2aWords(TypedDict):
-    """What the agent says of a task, in A2A's words."""
+    """A task as the agent reports it, in terms of A2A."""
 
-    task_id: Annotated[str | None, "its name at the agent"]
-    context_id: Annotated[str | None, "the conversation that it belongs to"]
-    state: Annotated[str | None, "A2A 1.0's TaskState"]
+    task_id: Annotated[str | None, "Id of the task at the agent."]
+    context_id: Annotated[str | None, "Id of the conversation."]
+    state: Annotated[str | None, "TaskState of A2A 1.0."]
 
 
 class AwaitedApproval(TypedDict):
     """The approval that a task waits for."""
 
-    id: Annotated[str, "the name of the request for approval"]
-    answer_before: Annotated[str | None, "RFC 3339, UTC"]
+    id: Annotated[str, "Id of the request for approval."]
+    answer_before: Annotated[str | None, "Time at which the request expires without an answer."]
 
 
 class A2aTask(TypedDict):
-    """A task."""
+    """A task of the task API."""
 
-    id: Annotated[str, "its name here"]
-    source_agent_id: Annotated[str | None, "the agent that created it; nothing if that is a person"]
-    target_agent_id: Annotated[str, "the agent that it is for: its UUID, where it has one, or its name"]
-    task_type: Annotated[str, "as it was ordered"]
-    state: Annotated[TaskState, "the state; `waiting` is for a person's approval"]
-    result: Annotated[Mapping[str, Any] | None, "artifacts and message, each part as A2A 1.0 has it"]
-    error_code: Annotated[str | None, "of a task that failed"]
-    error_message: Annotated[str | None, "of a task that failed: a sentence of the agent or of the sidecar"]
-    created_at: Annotated[str | None, "RFC 3339, UTC"]
-    started_at: Annotated[str | None, "RFC 3339, UTC"]
-    completed_at: Annotated[str | None, "RFC 3339, UTC"]
-    a2a: Annotated[A2aWords, "the same task over A2A"]
-    approval: NotRequired[Annotated[AwaitedApproval, "of a task that is waiting"]]
-    result_omitted: NotRequired[Annotated[bool, "whether the result is too large for here; see the task's address"]]
+    id: Annotated[str, "Id of the task in the task API."]
+    source_agent_id: Annotated[str | None, "The agent that created the task. Null if a person created it."]
+    target_agent_id: Annotated[str, "The agent that executes the task: its UUID, or its name if it has none."]
+    task_type: Annotated[str, "Type of the task, as requested."]
+    state: Annotated[TaskState, "State of the task. A task in the state `waiting` needs a person's approval."]
+    result: Annotated[Mapping[str, Any] | None, "Artifacts and message, with parts as in A2A 1.0."]
+    error_code: Annotated[str | None, "Error code of a failed task."]
+    error_message: Annotated[str | None, "Error of a failed task, as a sentence of the agent or of the sidecar."]
+    created_at: Annotated[str | None, "Time at which the task was created."]
+    started_at: Annotated[str | None, "Time at which the agent started."]
+    completed_at: Annotated[str | None, "Time at which the task ended."]
+    a2a: Annotated[A2aWords, "The same task over A2A."]
+    approval: NotRequired[Annotated[AwaitedApproval, "The approval that a task in the state `waiting` needs."]]
+    result_omitted: NotRequired[
+        Annotated[bool, "Whether the result is omitted because of its size. `GET /a2a/tasks/{id}` returns it."]
+    ]
 
 
 class A2aTasks(TypedDict):
     """A page of tasks."""
 
-    tasks: Annotated[Sequence[A2aTask], "newest first"]
-    total: Annotated[int, "how many there are on all pages"]
-    limit: Annotated[int, "as it was asked"]
-    offset: Annotated[int, "as it was asked"]
+    tasks: Annotated[Sequence[A2aTask], "The tasks, newest first."]
+    total: Annotated[int, "Number of tasks on all pages."]
+    limit: Annotated[int, "Maximum number of tasks, as requested."]
+    offset: Annotated[int, "Number of skipped tasks, as requested."]
 
 
 class TaskCancelled(TypedDict):
-    """A task that is no more."""
+    """A cancelled task."""
 
-    task_id: Annotated[str, "its name here"]
-    state: Annotated[TaskState, "cancelled"]
-    cancelled_at: Annotated[str | None, "RFC 3339, UTC"]
+    task_id: Annotated[str, "Id of the task in the task API."]
+    state: Annotated[TaskState, "`cancelled`."]
+    cancelled_at: Annotated[str | None, "Time at which the task was cancelled."]
 
 
 def id_of(now: Snapshot, name: str) -> str:
