@@ -1,7 +1,7 @@
 """Checks the separate tokens that one agent's addresses accept.
 
 Such a token is valid at these addresses only: elsewhere it is an unknown header, or an invalid bearer token. Only its
-digest is stored; comparing digests takes constant time, and the digest identifies the token in audit records: a
+digest is stored; comparing digests takes constant time, and the digest identifies the token in audit records, so a
 replaced token has another key id.
 """
 
@@ -44,16 +44,16 @@ class AgentTokenRule:
         return Credential(KIND, f"{_ISSUER}{self.agent}", self.digest.hex()[:_KEY_ID_CHARS])
 
     def let_in(self, caller: Caller) -> bool:
-        """Whether an authenticated caller, here or elsewhere, has presented it."""
+        """Whether an authenticated caller has presented the token, here or at another address."""
         return self.credential in caller.credentials
 
 
 def digest_of(token: str) -> bytes:
-    """The stored digest of a token, which has at least 128 bits: the digest does not reveal it."""
+    """The stored digest of a token, which has at least 128 bits, so the digest does not disclose it."""
     return sha256(_DOMAIN + token.encode("utf-8", "surrogateescape")).digest()
 
 
 def gate_of(credential: Credential, gates: Mapping[str, AgentTokenRule]) -> AgentTokenRule | None:
-    """Returns the rule whose token is still the one of this credential. `gates` are by agent."""
+    """Returns the rule whose token is still that of this credential. `gates` are by agent."""
     gate = gates.get(credential.issuer.removeprefix(_ISSUER))
     return gate if gate is not None and gate.credential == credential else None

@@ -62,8 +62,8 @@ Fetch = Callable[[str], Awaitable[bytes]]
 
 
 class Remembered(NamedTuple):
-    """A verified token at one route. `caller` is its chain if no other credential matters there, else None; `alone` is
-    the caller of every request that presents the token and nothing else, if there is one."""
+    """A verified token at one route. `caller` is its chain if no other credential matters there, otherwise None;
+    `alone` is the caller of every request that presents the token and nothing else, if there is one."""
 
     proven: ProvenChain
     caller: Caller | None
@@ -75,9 +75,9 @@ class Remembered(NamedTuple):
 
 
 class Identity:
-    """Authenticates callers. `clock` returns seconds since the epoch, `mono` monotonic seconds; `fetch` gets a JWKS by
-    URL. `aliases` are the paths of agents' own addresses, and `schedules` maps each enabled schedule to the principal
-    it acts as."""
+    """Authenticates callers. `clock` returns seconds since the epoch, `mono` monotonic seconds; `fetch` returns a JWKS
+    by URL. `aliases` are the paths of agents' own addresses, and `schedules` maps each enabled schedule to the
+    principal it acts as."""
 
     def __init__(
         self,
@@ -136,9 +136,9 @@ class Identity:
 
     async def start(self, older: Identity | None = None) -> None:
         """Fetches every issuer's keys once (5 s at most, failures are logged), then keeps them fresh. `older` is the
-        previous instance: its keys stay in use, so that a reload during an outage does not lock callers out."""
+        previous instance: its keys remain in use, so that a reload during an outage does not refuse callers."""
         if older is not None:
-            self._proofs.seen = older._proofs.seen  # used proofs stay used
+            self._proofs.seen = older._proofs.seen  # used proofs remain used
             self.added_schedules = older.added_schedules
         for name, keys in self._issuer_keys.items():
             if older is not None and name in older._issuer_keys:
@@ -209,7 +209,7 @@ class Identity:
             held = certificate if bound.certificate else None
             workload = self._workload(shown, certificate, audience.gate, held=held is not None)
             caller = _caller_of(remembered.proven, workload, held)
-        if bound.key:  # last, so that requests refused before use up no proof memory
+        if bound.key:  # last, so that requests refused earlier use no proof memory
             await self._proofs.check(presented, shown.token, bound.key, caller.last.name)
         if audience.scopes and not remembered.proven.chain[0].scopes.issuperset(audience.scopes):
             raise insufficient_scope(audience)
@@ -220,12 +220,12 @@ class Identity:
         return all(self._stands(credential, caller) for credential in caller.credentials)
 
     def person(self, issuer: str, values: Mapping[str, Any]) -> Principal | None:
-        """The user whom the claims of a verified ID token name, as access tokens of the same issuer would; None if the
-        issuer is not configured here. Raises Refusal if it may not name a user so."""
+        """The user in the claims of a verified ID token, named like in access tokens of the same issuer; None if the
+        issuer is not configured here. Raises Refusal if it may not name such a user."""
         trusted = self._issuers.get(issuer)
         if trusted is None or "user" not in trusted.kinds:
             return None
-        # The client of an ID token is who asked for it, and the marks of access tokens are missing.
+        # The client of an ID token is its requester, and the marks of access tokens are missing.
         kinds = trusted.kinds if trusted.typed_subjects else ("user",)
         plain = replace(trusted, kinds=kinds, kind_rules=(), actor_from="", must_claim={})
         claims = Claims(plain, str(values.get("sub", "")), frozenset(), 0.0, values, 0)
@@ -296,7 +296,7 @@ class Identity:
         held: bool = False,
     ) -> Workload | None:
         """The workload that a credential other than a token authenticates. A certificate that a token is bound to
-        (`held`) need not name a principal. Raises Refusal for an invalid credential, and for two."""
+        (`held`) need not name a principal. Raises Refusal for an invalid credential, and for more than one."""
         found: list[Workload] = []
         if shown.key:
             found.append(self._api_keys.check(shown.key, self._clock()))
@@ -345,12 +345,12 @@ class Identity:
 
 
 def digest_of(line: str) -> bytes:
-    """By which a verified line of `Authorization` is remembered; b"" for one that shows no token."""
+    """Returns the key under which a verified line of `Authorization` is cached; b"" for a line without a token."""
     return sha256(line.encode()).digest() if line and line.isascii() else b""
 
 
 def check_caller(caller: Caller, audience: Audience) -> None:
-    """Checks a caller authenticated at the shared address against one server's requirements, as `identify` does at the
+    """Checks a caller authenticated at the shared address against one server's requirements, like `identify` at the
     server's own address. Raises Refusal."""
     kind = caller.credentials[0].kind
     gate = audience.gate if kind != SCHEDULE else None  # schedules arrive at no address

@@ -73,7 +73,8 @@ class Certificates:
         return None
 
     def shown_in(self, presented: Presented) -> ClientCertificate | None:
-        """The caller's certificate: its own, or as a configured proxy forwards it. Raises Refusal for a bad one."""
+        """The caller's certificate: its own, or the one that a configured proxy forwards. Raises Refusal for an invalid
+        one."""
         if not presented.proxy:
             return self._own(presented)
         # A proxy's own certificate identifies the proxy, never its callers.

@@ -45,7 +45,7 @@ class ProvenChain:
 
 
 def proven_at(claims: Claims, naming: NamingRule, route: Audience, aliases: Sequence[str] = ()) -> ProvenChain:
-    """Raises Refusal. `aliases` are additional paths of our routes."""
+    """Raises Refusal. `aliases` are additional paths of the sidecar's routes."""
     return ProvenChain(
         chain=chain_of(claims, naming),
         here=accepts(claims.issuer, claims.audiences, route, aliases),
@@ -73,7 +73,7 @@ def chain_of(claims: Claims, naming: NamingRule) -> Chain:
 
 def accepts(issuer: TrustedIssuer, audiences: frozenset[str], route: Audience, aliases: Sequence[str] = ()) -> bool:
     """Whether the audience names this route: by its own URL, or by one configured for the issuer, unless that is the
-    URL of another route of ours (RFC 8707: a token for one server is not valid at another)."""
+    URL of another route of the sidecar (RFC 8707: a token for one server is not valid at another)."""
     own = {route.resource, route.alias or route.resource}
     return not own.isdisjoint(audiences) or any(
         audience in audiences and not _is_another_route(audience, route.resource, aliases)
@@ -112,7 +112,7 @@ def joined(proven: ProvenChain, workload: Workload | None, *, held: bool = False
     to which the token is bound. Raises Refusal if they conflict."""
     last, name = proven.chain[-1], None if workload is None else workload.principal.name
     lent = name in proven.lent_to
-    # The last principal that the token names may act, and the workload to which it was lent and that presents it.
+    # The last principal that the token names may act, or the workload to which it was lent and that presents it.
     if proven.speaks_for and proven.speaks_for.isdisjoint({last.name, name} if lent else {last.name}):
         raise bad_credential("the token's issuer does not speak for the newest actor", CredentialFault.SUBJECT)
     if workload is None:
@@ -265,7 +265,7 @@ def _roles(claims: Claims) -> frozenset[str]:
 
 
 def claim_at(values: Mapping[str, Any], path: str) -> object:
-    """A claim by its name, or else by a path; names such as `https://acme.example/groups` contain dots."""
+    """Returns a claim by its name, otherwise by a path; names such as `https://acme.example/groups` contain dots."""
     if path in values:
         return values[path]
     found: object = values

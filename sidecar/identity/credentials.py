@@ -23,15 +23,15 @@ UNIX = "unix"
 
 class Presented(NamedTuple):
     """The credentials of one request: every `Authorization` line, every `X-API-Key` line, and the principal of the
-    local listener on which it arrived (`nhi:planner`; "" on the data listener). The other fields have what is needed
-    to judge what was presented, and are empty otherwise.
+    local listener on which it arrived (`nhi:planner`; "" on the data listener). The other fields have the facts needed
+    to verify these credentials, and are empty otherwise.
 
     `certificate` is the client certificate of the handshake (DER), and `trust` the digest of the authorities that
     verified it. `forwarded` are the lines of `X-Forwarded-Client-Cert`; they are not read until `Identity.admit` has
-    found that a configured proxy wrote them, and which element is the caller's (`proxy`). `peer` is the remote address,
-    or UNIX. `proofs` are the `DPoP` lines; `method` and `urls` are what they must be for: the request's method, and its
-    address in each form that callers use. `own` are the lines of the header that carries the token of this address, if
-    that is neither of the first two.
+    verified that a configured proxy wrote them, and determined which element is the caller's (`proxy`). `peer` is the
+    remote address, or UNIX. `proofs` are the `DPoP` lines; `method` and `urls` are the values that they must contain:
+    the request's method, and its address in each form that callers use. `own` are the lines of the header that carries
+    the token of this address, if that is neither of the first two.
     """
 
     authorization: tuple[str, ...] = ()
@@ -165,13 +165,13 @@ def conflict(detail: str, reason: Reason = Reason.CREDENTIAL_CONFLICT) -> Refusa
 
 
 def unauthenticated(audience: Audience) -> Refusal:
-    """401 without `error`: RFC 6750 3.1 omits it where no credential was presented."""
+    """401 without `error`: RFC 6750 3.1 omits it if no credential was presented."""
     scope = f'scope="{" ".join(audience.scopes)}"' if audience.scopes else ""
     return Refusal(Reason.UNAUTHENTICATED, challenge=scope)
 
 
 def insufficient_scope(audience: Audience) -> Refusal:
-    """403: a scope is missing. The challenge names all that the route needs (MCP 2025-11-25)."""
+    """403: a scope is missing. The challenge names all scopes that the route needs (MCP 2025-11-25)."""
     scope = " ".join(audience.scopes)
     return Refusal(Reason.INSUFFICIENT_SCOPE, challenge=f'error="insufficient_scope", scope="{scope}"')
 
@@ -182,7 +182,7 @@ def _read_line(line: str) -> tuple[str, str]:
         raise bad_credential("the credential is too long", CredentialFault.MALFORMED)
     scheme, _, token = line.partition(" ")
     token = token.strip(" ")
-    # The token's syntax is checked when it is parsed; a cached token passed that before.
+    # The token's syntax is checked when it is parsed; a cached token has already passed.
     if scheme.lower() not in ("bearer", "dpop") or not token:
         raise bad_credential("Authorization must be one Bearer credential", CredentialFault.MALFORMED)
     return scheme.lower(), token

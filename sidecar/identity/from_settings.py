@@ -58,7 +58,8 @@ def certificates_from(settings: IdentitySettings, trust: str) -> Certificates:
 
 
 def api_keys_from(settings: Settings, now: float) -> ApiKeys:
-    """The configured API keys. Raises SettingsError, also for keys without a pepper, since none of them could match."""
+    """The configured API keys. Raises SettingsError, also for keys without a pepper, because none of them could
+    match."""
     path = settings.identity.api_keys_path
     if path is None:
         return ApiKeys()
@@ -74,7 +75,7 @@ def api_keys_from(settings: Settings, now: float) -> ApiKeys:
 
 
 def gates_from(settings: Settings) -> dict[str, AgentTokenRule]:
-    """The tokens of agents' own addresses, by agent. Raises SettingsError for one that is unreadable or weak."""
+    """The tokens of agents' own addresses, by agent. Raises SettingsError for a token that is unreadable or weak."""
     together, gates = Together(), dict[str, AgentTokenRule]()
     for name, _, offer in settings.offers():
         auth = offer.authentication

@@ -7,10 +7,10 @@ name could choose a kind with it:
     one kind             that kind; `sub` is the bare id
     several kinds        `sub` is typed: `user:alice`, `nhi:planner`
 
-Where ids are bare, a `sub` that looks typed is refused: otherwise `alice` and `user:alice` would be one principal.
+If ids are bare, a `sub` that looks typed is refused; otherwise `alice` and `user:alice` would be one principal.
 
 A peer is another sidecar. Its tokens state only on whose behalf it calls: it has `actors`, the NHIs that it may speak
-for. It uses full principal names, as its own policy does (`user:corp/alice`, `role:corp/eng`).
+for. It uses full principal names, like in its own policy (`user:corp/alice`, `role:corp/eng`).
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class TrustedIssuer:
 
 
 def naming_of(issuers: Iterable[TrustedIssuer]) -> Mapping[str, NamingRule]:
-    """Issuer URL → the names that it may give. What `settings/identity.py` checks is not checked again."""
+    """Issuer URL → the names that it may give. The checks of `settings/identity.py` are not repeated."""
     known = tuple(issuers)
     namespaces = frozenset(issuer.namespace for issuer in known if issuer.namespace)
     return {
@@ -96,7 +96,7 @@ def naming_of(issuers: Iterable[TrustedIssuer]) -> Mapping[str, NamingRule]:
 
 
 class Preset(NamedTuple):
-    """The defaults of one product. `typ` and `rules` as for TrustedIssuer."""
+    """The defaults of one product. `typ` and `rules` are those of TrustedIssuer."""
 
     typ: tuple[str, ...]
     rules: tuple[KindRule, ...] = ()
@@ -128,8 +128,8 @@ PRESETS: Mapping[str, Preset] = {
 
 
 def with_preset(issuer: TrustedIssuer, preset: str) -> TrustedIssuer:
-    """Applies a product's defaults where the operator has set nothing else. All rules apply to an issuer of one kind
-    too: a token of the other kind is refused, not renamed."""
+    """Applies a product's defaults where the settings have no other value. All rules also apply to an issuer of one
+    kind: a token of the other kind is refused, not renamed."""
     chosen = PRESETS[preset]
     return replace(
         issuer,

@@ -1,4 +1,4 @@
-"""Keeps issuers' signing keys, with a bound on refreshes that unauthenticated callers can cause.
+"""Stores issuers' signing keys, with a bound on refreshes that unauthenticated callers can cause.
 
 There is one instance per issuer. Tokens with unknown key ids cause at most one fetch in ten seconds, including failed
 ones, however many there are (threats A6). Nothing is stored per key id, so callers cannot fill memory. Fetched keys
@@ -106,8 +106,8 @@ def read_jwks_file(path: Path) -> bytes:
 
 
 class IssuerKeys:
-    """The keys of one issuer. `source` is the set's URL or path, `read` gets its bytes; `mono` is in seconds; `use` is
-    the purpose that the keys must have."""
+    """The keys of one issuer. `source` is the set's URL or path, `read` returns its bytes; `mono` is in seconds; `use`
+    is the purpose that the keys must have."""
 
     def __init__(
         self,
@@ -160,12 +160,13 @@ class IssuerKeys:
             self._fetched_mono_s = older._fetched_mono_s
 
     async def refresh(self) -> None:
-        """Fetches now; concurrent calls wait for the same fetch. A failure is logged and keeps the old keys."""
+        """Fetches now; concurrent calls wait for the same fetch. After a failure, which is logged, the old keys
+        remain."""
         if self._flight is None:
             self._flight = asyncio.create_task(self._fetch(), name="jwks")
             self._flight.add_done_callback(self._landed)
-        # Callers wait for the task without awaiting it directly, so a cancelled caller does not cancel the fetch, nor
-        # the reverse.
+        # Callers wait for the task without awaiting it directly, so a cancelled caller does not cancel the fetch, and
+        # vice versa.
         flight = self._flight
         await asyncio.wait({flight})
         if not flight.cancelled():
@@ -184,7 +185,7 @@ class IssuerKeys:
 
     def _pick(self, kid: str, algorithm: str) -> VerificationKey | None:
         fitting = [key for key in self._keys if key.fits(algorithm) and (not kid or key.kid == kid)]
-        # Two matching keys count as none: verification must not try keys in turn.
+        # Two matching keys are treated as none: verification must not try keys in turn.
         return fitting[0] if len(fitting) == 1 else None
 
     def _landed(self, _: asyncio.Task[None]) -> None:
@@ -230,5 +231,5 @@ def public_key_from(entry: dict[str, Any]) -> PublicKey | None:
         return None
     if isinstance(key, RSAPublicKey):
         return key if key.key_size >= MIN_RSA_BITS else None
-    # Private keys are rejected: a published one proves nothing.
+    # Private keys are rejected, because a published one proves nothing.
     return key if isinstance(key, EllipticCurvePublicKey | Ed25519PublicKey) else None

@@ -1,8 +1,8 @@
 """Verifies JWT access tokens.
 
-The claims are parsed once, by our strict parser, and PyJWT verifies the signature over the same bytes. The token
-chooses neither the issuer (it must equal a configured one), nor the algorithm (configured for the issuer), nor the key
-(by id, from that issuer's own set). Header members that carry keys (`jwk jku x5u x5c`) are ignored.
+The claims are parsed once, by the sidecar's strict parser, and PyJWT verifies the signature over the same bytes. The
+token chooses neither the issuer (it must equal a configured one), nor the algorithm (configured for the issuer), nor
+the key (by id, from that issuer's own set). Header members that carry keys (`jwk jku x5u x5c`) are ignored.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MAX_AUDIENCES = 64
 
 _COMPACT = re.compile(r"([A-Za-z0-9_-]+)\.([A-Za-z0-9_-]+)\.([A-Za-z0-9_-]+)")
 _KID = re.compile(r"[A-Za-z0-9._-]{1,128}")
-# They change what the signature covers or must be understood; none is supported.
+# They change what the signature covers, or must be understood; none is supported.
 _REFUSED_HEADERS = ("crit", "b64", "zip", "enc")
 # Only ID tokens (OpenID Connect Core 3.1.3.6), logout tokens and security events carry these.
 _FOREIGN_CLAIMS = ("at_hash", "c_hash", "s_hash", "events")
@@ -40,7 +40,7 @@ _JWS = jwt.PyJWS()
 
 @dataclass(frozen=True, slots=True)
 class TokenBinding:
-    """The thumbprints of the key and of the certificate; "" for none. If both are set, both are required."""
+    """The thumbprints of the required key and certificate; "" for none. If both are set, both are required."""
 
     key: str = ""
     certificate: str = ""
@@ -52,7 +52,7 @@ UNBOUND = TokenBinding()
 @dataclass(frozen=True, slots=True)
 class Claims:
     """A verified token. `expires_at` is its `exp`; `generation` is that of the keys it was verified with, and
-    `signed_by` the thumbprint of its key. That the bearer has the key to which it is `bound` is not verified yet."""
+    `signed_by` the thumbprint of its key. Whether the bearer has the key to which it is `bound` is not verified yet."""
 
     issuer: TrustedIssuer
     subject: str
@@ -66,7 +66,7 @@ class Claims:
 
 class Verifier:
     """Verifies tokens. `clock` returns seconds since the epoch; `max_lifetime_s` is from `iat` to `exp`. A token with
-    one of the `foreign` claims is of another kind than those that are wanted."""
+    one of the `foreign` claims is of another kind than the accepted ones."""
 
     def __init__(
         self,
@@ -117,7 +117,7 @@ class Verifier:
 
     def _alive(self, values: dict[str, Any], issuer: TrustedIssuer) -> float:
         now, expires_at = self._clock(), time_of(values, "exp")
-        # A JWT-SVID may omit `iat`; its remaining lifetime is bounded all the same.
+        # A JWT-SVID may omit `iat`; its remaining lifetime is still bounded.
         issued_at = now - LEEWAY_S if issuer.svid and "iat" not in values else time_of(values, "iat")
         if now >= expires_at + LEEWAY_S:
             raise bad_credential("the token has expired", CredentialFault.EXPIRED)
@@ -190,7 +190,7 @@ def _audiences(value: object) -> frozenset[str]:
 def bound_to(values: Mapping[str, Any]) -> TokenBinding:
     """The key that a token is bound to: the claim `cnf` (RFC 7800) has the thumbprint of a key whose owner signs a
     proof with each request (`jkt`, RFC 9449 6.1), or of a certificate presented in the handshake (`x5t#S256`, RFC 8705
-    3.1). Raises Refusal for a token that is bound in any other way: it may be stolen."""
+    3.1). Raises Refusal for a token that is bound in any other way, because it may be stolen."""
     if "cnf" not in values:
         return UNBOUND
     cnf = values["cnf"]

@@ -1,6 +1,6 @@
 """Makes API keys and edits the key file.
 
-It is used by commands, not by requests. A hand-edited keys.yaml keeps its comments: one line is added or removed and
+It is used by commands, not by requests. A hand-edited keys.yaml retains its comments: one line is added or removed and
 the result is parsed; only if that is not exactly the intended set of keys is the file rewritten.
 """
 
@@ -30,7 +30,8 @@ _BASE62 = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 def make_key(
     principal: str, pepper: bytes, *, now: float, expires_at: float | None, scopes: tuple[str, ...], random: RandomBytes
 ) -> tuple[str, KeyEntry]:
-    """Returns a new key's text, which is never stored, and its entry. Raises ValueError for no caller."""
+    """Returns a new key's text, which is never stored, and its entry. Raises ValueError for a name that is not a
+    caller's."""
     if not is_caller(principal):
         raise ValueError("a key belongs to user:<id> or nhi:<id>")
     key_id = _base62(random(9), 12)
@@ -112,7 +113,8 @@ def _alone(path: Path) -> Iterator[None]:
 
 
 def _replace(path: Path, edited: str, meant: list[KeyEntry], now: float) -> None:
-    """Writes the edited text if it parses to `meant`, else rewrite the keys. Raises SettingsError before writing."""
+    """Writes the edited text if it parses to `meant`, otherwise rewrites the keys. Raises SettingsError before
+    writing."""
     try:
         said = _entries(path, edited)
     except ConfigError:

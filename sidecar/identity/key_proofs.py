@@ -1,8 +1,8 @@
 """Verifies that the presenter of a bound token holds its key (DPoP, mutual TLS).
 
-A DPoP proof (RFC 9449 4.3) is a JWT that the owner of the key signs for one request: its method, its address as callers
-see it, its token, and an id that is used once. Ids are remembered for as long as a proof could be replayed, here and in
-the store that replicas share; a proof whose id cannot be remembered is refused.
+A DPoP proof (RFC 9449 4.3) is a JWT that the owner of the key signs for one request: its method, its address in the
+callers' view, its token, and an id that is used once. Ids are remembered for as long as a proof could be replayed, here
+and in the store that replicas share; a proof whose id cannot be remembered is refused.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class KeyProofs:
 
 
 def unproven(detail: str) -> Refusal:
-    """401: a key-bound token came without its proof."""
+    """401: a key-bound token was presented without its proof."""
     return bad_credential(detail, CredentialFault.PROOF, scheme="DPoP", more=_ALGORITHMS)
 
 

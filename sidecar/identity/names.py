@@ -1,7 +1,7 @@
 """Defines the grammar of principals and which names an issuer may give.
 
-Ids are 1-256 printable ASCII characters without blanks, quotes, commas, `|` and `*` (CONTRACT 1.1), which policy rules,
-audit lines and logs use as punctuation. An issuer may only use its own namespace.
+Ids are 1-256 printable ASCII characters without blanks, quotes, commas, `|` and `*` (CONTRACT 1.1), which are
+punctuation in policy rules, audit lines and logs. An issuer may only use its own namespace.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _TYPED = re.compile(r"(user|nhi|role):")
 
 
 def is_id(text: str) -> bool:
-    """Whether this may follow `user:` or `nhi:`."""
+    """Whether this is valid after `user:` or `nhi:`."""
     return _ID.fullmatch(text) is not None
 
 
 def is_typed(subject: str) -> bool:
-    """Whether a subject includes a kind, also one that never calls."""
+    """Whether a subject includes a kind, including kinds that never call."""
     return subject == ANONYMOUS or _TYPED.match(subject) is not None
 
 
@@ -59,7 +59,8 @@ class NamingRule:
 
 
 def parts_of_url(url: str) -> tuple[str, str, int, str]:
-    """The parts of a URL that may be compared: scheme, host, port, path. An invalid port is 0, which fits no origin."""
+    """The parts of a URL that may be compared: scheme, host, port, path. An invalid port is 0, which matches no
+    origin."""
     parts = urlsplit(url)
     try:
         port = parts.port or _PORTS.get(parts.scheme, 0)

@@ -33,7 +33,7 @@ class SpiffeId(NamedTuple):
 
 
 def parse_spiffe_id(text: str) -> SpiffeId | None:
-    """Parses a workload's SPIFFE ID, which has a path; None for anything else."""
+    """Parses a workload's SPIFFE ID, which has a path; None for any other text."""
     found = _SPIFFE_ID.match(text) if len(text) <= MAX_ID_CHARS else None
     return None if found is None else SpiffeId(found[1], found[2])
 

@@ -1,1 +1,1 @@
-"""What operators read: metric series, their registry, and the log of outages."""
+"""The data that operators read: metric series, their registry, and the log of outages."""

@@ -1,4 +1,4 @@
-"""Writes what the tables hold in the formats that Prometheus scrapes."""
+"""Writes the metric tables in the formats that Prometheus scrapes."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ class Exposition:
     """The families of all tables, and of the process."""
 
     def __init__(self, tables: Sequence[SeriesTable], before: Mapping[str, float]) -> None:
-        """`before` are the counters of processes whose place this one took."""
+        """`before` are the counters of processes that this one replaced."""
         self._tables, self._before = tables, before
 
     def series(self) -> WorkerSeries:
@@ -30,7 +30,7 @@ class Exposition:
         return series_of(self._tables, self._before)
 
     def collect(self, others: Sequence[WorkerSeries] | None = None) -> Iterator[Metric]:
-        """Yields every family of ours, with the numbers of the other workers if there are any."""
+        """Yields every family of the sidecar, with the numbers of the other workers if there are any."""
         tables = [merged(table, others) for table in self._tables] if others else self._tables
         for table in tables:
             yield _family(table)
@@ -63,7 +63,7 @@ class Exposition:
 
 @dataclass(eq=False)
 class _Collected:
-    """Families as prometheus-client asks for them."""
+    """Families in the form that prometheus-client requires."""
 
     families: Sequence[Metric]
 

@@ -1,6 +1,6 @@
-"""Formats the operator's log as JSON lines or as text, and writes lines of requests from a thread of their own.
+"""Formats the operator's log as JSON lines or as text, and writes request lines from a separate thread.
 
-Fields may come from callers: no character of theirs ends a line or is obeyed by a terminal.
+Fields may come from callers: none of their characters ends a line or controls a terminal.
 """
 
 import json
@@ -30,8 +30,8 @@ REQUESTS: Final = logging.getLogger("sidecar.request")
 
 
 def begin_logging(format_: LogFormat, worker: str = "") -> None:
-    """Writes the log of this process to standard error, warnings and uncaught exceptions of threads included. Each line
-    of a worker has its number."""
+    """Writes the log of this process to standard error, including warnings and uncaught exceptions of threads. Each
+    line of a worker has its number."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines() if format_ == "json" else TextLines())
     if worker:
@@ -93,7 +93,7 @@ def _fields(record: logging.LogRecord) -> Mapping[str, object]:
 
 
 def _word(value: object) -> str:
-    """The value as JSON, without quotes where it is one plain word."""
+    """The value as JSON, without quotes if it is one plain word."""
     if isinstance(value, str) and value.isascii() and value.isprintable() and value and not set(value) & {*' "='}:
         return value
     return _json(value)
@@ -107,9 +107,9 @@ def _json(value: object) -> str:
 
 
 class RequestLines:
-    """Writes one line for each request, from a thread of its own: a reader of standard error that stops delays no
-    request. Lines are written together, because waking the thread costs more than a line. Beyond MAX_WAITING they are
-    dropped and counted."""
+    """Writes one line for each request, from a separate thread, so that a reader of standard error that stops delays
+    no request. Lines are written together, because waking the thread costs more than a line. Beyond MAX_WAITING they
+    are dropped and counted."""
 
     def __init__(self, write: Callable[[logging.LogRecord], object] = REQUESTS.handle) -> None:
         self._write = write
@@ -119,14 +119,14 @@ class RequestLines:
         self._thread.start()
 
     def put(self, fields: Mapping[str, object]) -> None:
-        """Writes a line with these fields, soon."""
+        """Queues a line with these fields."""
         if self._waiting.qsize() < MAX_WAITING:
             self._waiting.put((time.time(), fields))
         else:
             self._dropped += 1
 
     def close(self, within_s: float) -> None:
-        """Writes what waits, at most for so long."""
+        """Writes the waiting lines, within a time limit."""
         self._closing.set()
         self._waiting.put(None)
         self._thread.join(within_s)

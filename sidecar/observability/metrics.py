@@ -1,7 +1,7 @@
 """The metric series of the sidecar: every series of CONTRACT 8 is declared here once, in `Metrics`.
 
 Label values come from the settings or from closed sets; any other becomes `other`, so that callers cannot create series
-(threats O7). The number of series is bounded too, and what exceeds it is counted.
+(threats O7). The number of series is bounded too, and any excess is counted.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ ASKED = ("authzen", "ext_authz", "auth_request")  # decisions for other enforcem
 APPROVAL_OUTCOMES = ("asked", "approved", "refused", "expired", "withdrawn", "used")
 PROTOCOLS = ("mcp", "a2a", "http", *ASKED)  # http: plain calls, and bytes that are not a request
 TOOL_ERROR = "tool_error"  # delivered, with a failure of the tool: `success` with `tool_error` in the audit
-# The same values as in the audit, so that the two can be compared.
+# The same values as in the audit, so that they can be compared.
 STATUSES = ("success", TOOL_ERROR, "permission_denied", "rate_limited", "error")
 METHODS_OF_MCP = frozenset(METHODS) | frozenset(NOTIFICATIONS) | SERVER_REQUESTS
 METHODS_OF_A2A = frozenset(BY_ACTION)
@@ -67,7 +67,7 @@ BREAKER_STATES = ("closed", "open", "half_open")
 MODES = ("enforce", "shadow")
 REVISIONS = ("same", "other")
 RELOADS = ("ok", "failed")
-# Why `/readyz` says `degraded`.
+# The reasons for which `/readyz` reports `degraded`.
 DEGRADED_REASONS = (
     "files-refused", "restart-needed", "source-refused", "store-out", "store-refuses", "store-degraded", "task-ended",
     "task-store-out", "run-store-out", "session-store-out", "callback-store-out", "task-api-store-out",
@@ -80,7 +80,7 @@ CALLBACK_KINDS, CALLBACK_RESULTS = (
 )
 SCHEDULE_RESULTS = ("success", "failure", "timeout", "cancelled", "refused", "missed", "skipped")
 TASK_STATES = ("pending", "waiting", "running", "completed", "failed", "cancelled")
-AGENT_STATUSES = ("success", "failure", "timeout", "cancelled")  # the seed's ExecutionStatus
+AGENT_STATUSES = ("success", "failure", "timeout", "cancelled")  # ExecutionStatus of the original data models
 AGENT_STATES = ("idle", "starting", "running", "completed", "failed", "timeout", "cancelled", "cleanup")
 AUDIT_EVENTS, AUDIT_RESULTS = ("decision", "outcome", "refusal", "control", "evidence"), ("written", "failed")
 TROUBLE = (
@@ -170,15 +170,15 @@ class RequestSeries(NamedTuple):
     upstream_durations: Row | None
     """None if the upstream was not called."""
     counts: tuple[Row, ...]
-    """Those that count one event each."""
+    """The rows that count one event each."""
     about: object
-    """What is kept alive with the rows, because their key has its `id`."""
+    """The object that must live as long as the rows, because their key has its `id`."""
 
 
 class Metrics:
-    """Every series, and what updates them. Times are in seconds. Attributes declared with `.count`, `.put…`, `.time…`
-    and `.only` are called with the labels and the value. `budgets` are limits that count costs; requests have a label
-    `tool` for the `top_tools` most called ones."""
+    """Every series, and the methods that update them. Times are in seconds. Attributes declared with `.count`, `.put…`,
+    `.time…` and `.only` are called with the labels and the value. `budgets` are limits that count costs; requests have
+    a label `tool` for the `top_tools` most called ones."""
 
     def __init__(
         self,
@@ -197,7 +197,7 @@ class Metrics:
             return self._tables[-1]
 
         counter, gauge = partial(table, "counter"), partial(table, "gauge")
-        # Of several workers, the sum, the greatest or the least is shown.
+        # With several workers, the sum, the maximum or the minimum is shown.
         highest, lowest = partial(gauge, across="max"), partial(gauge, across="min")
         times_of_requests = partial(table, "histogram", bounds=REQUEST_BUCKETS_S)
         times_of_stages = partial(table, "histogram", bounds=STAGE_BUCKETS_S)
@@ -298,7 +298,7 @@ class Metrics:
         self._decisions.declare(KINDS, ("deny",), POLICY_REASONS)
         self.known_series: dict[object, RequestSeries] = {}
         self.ended: list[tuple[RequestSeries, float, float, Mapping[str, float]]] = []
-        """Answered requests, until `settle`: their rows, start, end, and the ends of their stages."""
+        """Answered requests, before `settle`: their rows, start, end, and the ends of their stages."""
         self.reconfigured(upstreams=upstreams, agents=agents, limits=limits, budgets=budgets)
 
     def reconfigured(
@@ -310,7 +310,8 @@ class Metrics:
         budgets: Iterable[str] = (),
         schedules: Iterable[str] = (),
     ) -> None:
-        """Sets the configured names; `agents` speak A2A. Counters of removed names stay: they must not go back."""
+        """Sets the configured names; `agents` speak A2A. Counters of removed names remain, because a counter must not
+        decrease."""
         for choices, names in ((self._upstreams, upstreams), (self._limits, limits), (self._budgets, budgets)):
             choices.clear()
             choices.update(names)
@@ -347,7 +348,7 @@ class Metrics:
         self._schedule_success.chosen_anew()
 
     def inflight(self, counts: Mapping[str, int]) -> None:
-        """Sets the number of requests under way, by protocol."""
+        """Sets the number of requests in progress, by protocol."""
         self._inflight.each(PROTOCOLS, counts)
 
     def request_finished(
@@ -368,8 +369,8 @@ class Metrics:
         about: object = None,
         tool: str = "",
     ) -> RequestSeries:
-        """Finds the rows of requests that end so, with further `counts`. `answered`: the upstream was called. `tool` is
-        from `tool_labels`."""
+        """Returns the rows of requests with this end, with further `counts`. `answered`: the upstream was called.
+        `tool` is from `tool_labels`."""
         method = method if method in METHODS_OF.get(protocol, ()) else OTHER
         labels = (protocol, upstream, method, status, *([] if self.tool_labels is None else [tool]))
         return RequestSeries(
@@ -380,7 +381,7 @@ class Metrics:
         )
 
     def keep_series(self, key: object, series: RequestSeries) -> None:
-        """Keeps rows as `known_series`, until the settings change."""
+        """Caches rows in `known_series` until the settings change."""
         tables = (self._requests, self._request_s, self._upstream_s, self._decisions, self._limit_checks)
         if any(table.is_full for table in tables):  # each event that is folded is counted
             return
@@ -389,7 +390,7 @@ class Metrics:
         self.known_series[key] = series
 
     def settle(self) -> None:
-        """Adds the numbers of the requests that ended: together they cost less than one by one, on cold caches."""
+        """Adds the numbers of the ended requests. Together they cost less than one by one, because caches are cold."""
         waiting, self.ended = self.ended, []
         alike: dict[tuple[Any, ...], tuple[RequestSeries, list[tuple[float, ...]]]] = {}  # by rows and stages
         for series, started_s, ended_s, marks in waiting:
@@ -418,8 +419,8 @@ class Metrics:
         return counts
 
     def choose_tools(self) -> None:
-        """Chooses anew which tools have a label. Called once a minute, but not by workers: where a series of one ends,
-        the sum of all would go back."""
+        """Chooses again which tools have a label. Called once a minute, but not in workers, where the sum of all would
+        decrease when a series of one ends."""
         if self.tool_labels is None:
             return
         self.settle()
@@ -432,7 +433,7 @@ class Metrics:
         return self._decisions.row(kind, decision, NONE if reason is None else reason)
 
     def approvals_wait(self, count: int, oldest_s: float) -> None:
-        """Takes how many calls wait for approval, and how long the oldest has waited."""
+        """Sets how many calls wait for approval, and how long the oldest has waited."""
         self._approvals_waiting(count)
         self._approvals_oldest_s(oldest_s)
 
@@ -449,14 +450,14 @@ class Metrics:
             self._budget_used.set((budget,), ratio)
 
     def budgets_reset(self, now_s: float) -> None:
-        """Sets budgets whose period is over to nothing used."""
+        """Sets the used ratio of budgets whose period has ended to zero."""
         for budget in [budget for budget, (_, until_s) in self._fullest.items() if until_s <= now_s]:
             del self._fullest[budget]
             self._budget_used.set((budget,), 0.0)
 
     def upstream_stands(self, upstream: str, status: str) -> None:
         """Sets an upstream's status: `ready`, `degraded` or `offline`."""
-        if upstream not in self._upstreams:  # one that is being removed
+        if upstream not in self._upstreams:  # an upstream that is being removed
             return
         self._upstream_up.set((upstream,), status != "offline")
         self._upstream_state.each(UPSTREAM_STATES, {status: 1}, upstream)
@@ -492,7 +493,7 @@ class Metrics:
         self._reloaded_at.put(at)
 
     def engines_decide(self, engines: Mapping[str, str]) -> None:
-        """Describes who decides each kind."""
+        """Describes the decider of each kind."""
         for kind, engine in engines.items():
             self._engines.each(ENGINES, {engine: 1}, kind)
         self._differences.declare(tuple(kind for kind, engine in engines.items() if engine == "both"))
@@ -509,7 +510,7 @@ class Metrics:
             self._source_version.put(version)
 
     def replicas(self, same: int, other: int) -> None:
-        """Sets how many other replicas serve the same revision, and how many another."""
+        """Sets how many other replicas serve the same revision, and how many serve another."""
         self._replicas.each(REVISIONS, {"same": same, "other": other})
 
     def degraded(self, reasons: Mapping[str, int]) -> None:
@@ -523,7 +524,7 @@ class Metrics:
 
     @property
     def tables(self) -> Sequence[SeriesTable]:
-        """Every series, with what was counted until the last `settle`."""
+        """Returns every series, with the values up to the last `settle`."""
         return self._tables
 
     def request_traced(self, protocol: str, upstream: str, duration_s: float, about: Mapping[str, str]) -> None:
@@ -537,8 +538,8 @@ class Metrics:
         return Exposition(self._tables, self._before)
 
     def resume(self, dead: WorkerSeries | None) -> None:
-        """Begins as a worker, which goes on from the counters of one that died. Called once, before anything is counted
-        or scraped."""
+        """Continues as a worker from the counters of one that died. Called once, before anything is counted or
+        scraped."""
         self._restarts.declare()
         if dead is not None:
             from sidecar.observability.worker_series import resumed
@@ -550,5 +551,5 @@ class Metrics:
 
     def render(self, accept: str, others: Sequence[WorkerSeries] | None = None) -> tuple[str, bytes]:
         """Returns content type and body: OpenMetrics 1.0 if it is accepted, otherwise text format 0.0.4. It may run in
-        another thread, and has what was counted until the last `settle`. `others` are those of the other workers."""
+        another thread, and has the values up to the last `settle`. `others` are those of the other workers."""
         return self.exposition.render(accept, others)

@@ -1,7 +1,7 @@
 """Exports the metric series by OTLP, under the names that they have at `/metrics`.
 
-Nothing is counted twice: at each export the rows of the registry become data points beside the SDK's own. Sums are
-cumulative, whatever temporality the exporter prefers for instruments of the SDK.
+Nothing is counted twice: at each export the rows of the registry become data points in addition to the SDK's own. Sums
+are cumulative, whatever temporality the exporter prefers for instruments of the SDK.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _CUMULATIVE: Final = AggregationTemporality.CUMULATIVE
 
 
 def exporters_of(names: Sequence[str]) -> list[Callable[[], MetricExporter | MetricReader]]:
-    """Returns the exporters that installed packages have under these names. Raises ValueError."""
+    """Returns the exporters of installed packages with these names. Raises ValueError."""
     found = []
     for name in names:
         entry = next(iter(entry_points(group="opentelemetry_metrics_exporter", name=name)), None)
@@ -55,8 +55,8 @@ def provider_of(
     metrics: Metrics,
     measure: Callable[[], None],
 ) -> MeterProvider:
-    """Returns a provider that exports the series beside its own instruments; `measure` brings the series up to date. An
-    exporter that is scraped has the instruments alone, because the series have `/metrics`."""
+    """Returns a provider that exports the series in addition to its own instruments; `measure` updates the series. An
+    exporter that is scraped has only the instruments, because the series are at `/metrics`."""
     readers: list[MetricReader] = []
     for exporter in exporters:
         made = exporter()
@@ -103,7 +103,7 @@ class SeriesExporter(MetricExporter):
             yield NumberDataPoint(attributes, self._began_ns, now_ns, float(row[0]))
 
     def _distributions(self, table: SeriesTable, now_ns: int) -> Iterator[HistogramDataPoint]:
-        unknown: Any = None  # the rows keep neither the least nor the greatest value
+        unknown: Any = None  # the rows have neither a minimum nor a maximum
         for labels, row in list(table.rows.items()):
             *counts, total = row.copy()
             buckets = [int(count) for count in counts]

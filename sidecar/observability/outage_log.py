@@ -1,4 +1,4 @@
-"""Logs the begin and end of an outage once each, and a flapping outage at a limited rate."""
+"""Logs the beginning and end of an outage once each, and a flapping outage at a limited rate."""
 
 import time
 from collections.abc import Callable

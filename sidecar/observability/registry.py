@@ -1,4 +1,4 @@
-"""Stores the samples of one metric so that counting is cheap.
+"""Stores the samples of one metric in a form that makes counting cheap.
 
 Numbers are in plain dictionaries and become prometheus-client's families at a scrape (`exposition.py`): an observation
 costs a tenth of the library's own. One event loop writes, any thread may render: a table only grows, and every number
@@ -18,7 +18,7 @@ Labels = tuple[str, ...]
 Row = list[float]
 Kind = Literal["counter", "gauge", "histogram"]
 Across = Literal["sum", "max", "min"]
-"""How the values of a gauge in several workers become one."""
+"""How the values of a gauge in several workers are combined."""
 AS_GIVEN: Final = ()  # for a label that only `SeriesTable.only` sets
 
 
@@ -43,8 +43,8 @@ def add_all(row: Row, bounds: tuple[float, ...], values: Iterable[float]) -> Non
 
 class SeriesTable:
     """The numbers of one metric, a row for each set of labels; at most MAX_SERIES, and one for the rest. A label value
-    that is not among its choices becomes `other`. A row is one number; for a histogram the counts by bucket, not
-    cumulative, the last bucket open, and then the sum. `exemplars` has one at most for each bucket."""
+    that is not among its choices becomes `other`. A row is one number; for a histogram it has the counts by bucket, not
+    cumulative, with an open last bucket, and then the sum. `exemplars` has at most one for each bucket."""
 
     __slots__ = (
         "_choices", "_found", "_late", "across", "bounds", "exemplars", "folded", "help", "kind", "labels", "name",
@@ -79,7 +79,7 @@ class SeriesTable:
             self._row(labels)
 
     def row(self, *labels: str) -> Row:
-        """The row of these labels, or the one that stands for them. Valid until `chosen_anew`, unless `is_full`."""
+        """The row of these labels, or its substitute. Valid until `chosen_anew`, unless `is_full`."""
         return self._found.get(labels) or self._find(labels)
 
     @property
@@ -121,12 +121,13 @@ class SeriesTable:
         self.rows = {labels: [1.0]}
 
     def keep(self, first: Container[str]) -> None:
-        """Removes the rows whose first label is not in `first`, because a gauge of a removed object would be wrong."""
+        """Removes the rows whose first label is not in `first`, because the gauge of a removed object would be
+        wrong."""
         self.rows = {labels: row for labels, row in self.rows.items() if labels[0] in first}
         self._found.clear()
 
     def remove(self, is_gone: Callable[[Labels], bool]) -> list[tuple[Labels, Row]]:
-        """Removes rows, and returns them. Rows that callers of `row` hold count nothing any more."""
+        """Removes rows, and returns them. Rows that callers of `row` still hold are not counted any more."""
         gone = [(labels, row) for labels, row in self.rows.items() if is_gone(labels)]
         self.rows = {labels: row for labels, row in self.rows.items() if not is_gone(labels)}
         self._found.clear()
@@ -138,7 +139,7 @@ class SeriesTable:
         row[-1] += value
 
     def exemplify(self, labels: Labels, value: float, about: Mapping[str, str]) -> None:
-        """Keeps a measurement as the example of its bucket, in place of the one before."""
+        """Stores a measurement as the example of its bucket, replacing the previous one."""
         known = self._known(labels)
         if known in self.rows:
             self.exemplars[known, bisect_left(self.bounds, value)] = Exemplar(about, value, time.time())
@@ -152,7 +153,7 @@ class SeriesTable:
         return table
 
     def add_row(self, labels: Labels, numbers: Sequence[float]) -> None:
-        """Adds a row of another worker; to a gauge as its `across` says."""
+        """Adds a row of another worker; for a gauge, combines it by `across`."""
         if self.is_full and labels not in self.rows:
             labels = (OTHER,) * len(self.labels)
         if (row := self.rows.get(labels)) is None:
@@ -163,7 +164,7 @@ class SeriesTable:
             row[:] = map(add, row, numbers)
 
     def chosen_anew(self) -> None:
-        """Applies changed choices. Rows stay, because a counter must not go back."""
+        """Applies changed choices. Rows remain, because a counter must not decrease."""
         self._found.clear()
         if not self._late:
             self.declare(*self._choices)

@@ -38,7 +38,7 @@ _PROTOCOL: Final = "OTEL_EXPORTER_OTLP_PROTOCOL"
 
 
 def exporting(environ: Mapping[str, str], signal: str) -> str:
-    """Returns the variable that asks for a signal (TRACES, METRICS) to be exported, "" for none."""
+    """Returns the variable that requests the export of a signal (TRACES, METRICS), "" for none."""
 
     def said(name: str) -> str:
         return environ.get(name, "").strip()
@@ -63,8 +63,8 @@ class Telemetry:
     def from_environ(
         cls, environ: Mapping[str, str], path: Path, metrics: Metrics, measure: Callable[[], None]
     ) -> Telemetry | None:
-        """Starts the SDK if a variable asks for it. `metrics` are exported too; `measure` brings them up to date.
-        Raises SettingsError, naming the file `path`, where the extra is missing or the variables cannot be used."""
+        """Starts the SDK if a variable requests it. `metrics` are exported too; `measure` updates them. Raises
+        SettingsError, naming the file `path`, if the extra is missing or the variables cannot be used."""
         wanted = {signal: variable for signal in _SIGNALS if (variable := exporting(environ, signal))}
         if not wanted:
             return None
@@ -74,7 +74,7 @@ class Telemetry:
             variable = next(iter(wanted.values()))
             message = f"the extra otel is not installed, which {variable} needs: {missing.name} is missing"
             raise SettingsError([fault_in(path, message, code="S190", hint=EXTRA)]) from None
-        except Exception as error:  # each exporter, sampler and detector has errors of its own
+        except Exception as error:  # each exporter, sampler and detector has its own errors
             message = f"OpenTelemetry cannot be started: {str(error)[:200]}"
             raise SettingsError([fault_in(path, message, code="S191", hint=CORRECT)]) from None
 
@@ -90,14 +90,14 @@ class Telemetry:
         from sidecar.observability.otlp_metrics import exporters_of, provider_of
 
         class Configurator(_OTelSDKConfigurator):
-            """The SDK's own configurator, of which each distribution has a subclass."""
+            """The SDK's own configurator, which each distribution subclasses."""
 
         if "traceparent" not in get_global_textmap().fields:
             raise ValueError("OTEL_PROPAGATORS lacks tracecontext, and MCP carries no other context")
         by_file = "OTEL_CONFIG_FILE" in wanted.values()
         exporters = exporters_of(_exporters(environ, "METRICS")) if "METRICS" in wanted and not by_file else []
-        # The protocol is the specification's default; that of the SDK needs another package. Exporters of metrics are
-        # made below, because they get the series too.
+        # The protocol is the specification's default; the SDK's default needs another package. Exporters of metrics are
+        # made below, because they also receive the series.
         with _environ({_PROTOCOL: environ.get(_PROTOCOL) or "http/protobuf", "OTEL_METRICS_EXPORTER": None}):
             Configurator().configure(**_arguments(environ, wanted))  # type: ignore[no-untyped-call]
         spans: Any = get_tracer_provider()
@@ -113,15 +113,15 @@ class Telemetry:
         return cls(tracer, meter, metrics, [spans, measured] if "METRICS" in wanted else [spans])
 
     async def close(self) -> None:
-        """Sends what has not been sent, for at most `FLUSH_S` seconds. A receiver that does not answer delays no end of
-        the process by more."""
+        """Sends the remaining data, for at most `FLUSH_S` seconds. A receiver that does not answer delays the end of
+        the process by at most this time."""
         loop, sent = asyncio.get_running_loop(), asyncio.Event()
         done = partial(loop.call_soon_threadsafe, sent.set)
         threading.Thread(target=self._shut_down, args=(done,), name="OpenTelemetry's end", daemon=True).start()
         with suppress(TimeoutError):
             async with asyncio.timeout(FLUSH_S):
                 await sent.wait()
-        for provider in self._providers:  # they would wait once more at the interpreter's end
+        for provider in self._providers:  # they would wait once more at the end of the interpreter
             atexit.unregister(provider.shutdown)
 
     def _shut_down(self, done: Callable[[], object]) -> None:
@@ -135,7 +135,7 @@ class Telemetry:
 
 
 def _measured(loop: asyncio.AbstractEventLoop, measure: Callable[[], None]) -> None:
-    """Brings the metrics up to date, in the loop's thread, from another one."""
+    """Updates the metrics, in the loop's thread, from another one."""
     done = threading.Event()
 
     def measured() -> None:
@@ -148,9 +148,9 @@ def _measured(loop: asyncio.AbstractEventLoop, measure: Callable[[], None]) -> N
 
 
 def _arguments(environ: Mapping[str, str], wanted: Mapping[str, str]) -> dict[str, Any]:
-    """Returns what the SDK is told beside its variables: the exporter, where only an endpoint is named, and who exports
-    (a replica needs an identity of its own, so that its series are not those of another)."""
-    if "OTEL_CONFIG_FILE" in wanted.values():  # says all itself
+    """Returns the SDK's arguments in addition to its variables: the exporter, if only an endpoint is named, and the
+    identity of this replica, so that its series differ from those of others."""
+    if "OTEL_CONFIG_FILE" in wanted.values():  # the file has all settings
         return {}
     named = environ.get("OTEL_RESOURCE_ATTRIBUTES", "")
     about = {"service.version": __version__, "service.instance.id": str(uuid.uuid4())}
@@ -164,7 +164,7 @@ def _arguments(environ: Mapping[str, str], wanted: Mapping[str, str]) -> dict[st
 
 
 def _exporters(environ: Mapping[str, str], signal: str) -> list[str]:
-    """Returns the names of the exporters of a signal: OTLP, where only an endpoint is named."""
+    """Returns the names of the exporters of a signal: OTLP, if only an endpoint is named."""
     own, common = environ.get(f"OTEL_EXPORTER_OTLP_{signal}_PROTOCOL"), environ.get(_PROTOCOL)
     protocol = (own or common or "").strip()
     otlp = "otlp_proto_grpc" if protocol == "grpc" else "otlp_proto_http"
@@ -174,7 +174,7 @@ def _exporters(environ: Mapping[str, str], signal: str) -> list[str]:
 
 @contextmanager
 def _environ(values: Mapping[str, str | None]) -> Iterator[None]:
-    """Shows the SDK other values of variables, None for none."""
+    """Replaces values of variables for the SDK; None removes one."""
     held = {name: os.environ.get(name) for name in values}
     try:
         _set(values)

@@ -2,14 +2,14 @@
 
     record_store.py   the interface: memory_store.py, sqlite_store.py, redis_store.py
     record_kind.py    the encoding of one kind of record, and its name in every store
-    record_stores.py  opens the store of each kind where the settings say
+    record_stores.py  opens the store of each kind at the configured place
     task_owners.py, push_configs.py   kinds of record that A2A and MCP use
-    deliveries.py     deliveries that wait, in a table of their own
+    deliveries.py     waiting deliveries, in a table of their own
     sqlite_file.py    the file of the data folder, with group commit; redis_script.py loads the Lua in scripts/
-    sealing.py        encrypts what must not be read in a store
+    sealing.py        encrypts data that must not be readable in a store
     peers.py          the other replicas
 
-The packages that own the other kinds define what they mean: tasks (`tasks/api/task_record.py`), runs
+The packages that own the other kinds define them: tasks (`tasks/api/task_record.py`), runs
 (`tasks/programs/run_record.py`), schedules (`tasks/schedules/schedule_state.py`).
 """
 

@@ -1,4 +1,4 @@
-"""Stores deliveries that wait, bounded by bytes, at the replica that accepted them."""
+"""Stores waiting deliveries, bounded by bytes, at the replica that accepted them."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ if TYPE_CHECKING:
     import sqlite3
 
 Kind = Literal["push", "task", "approval"]
-"""The kind of delivery: a push notification from an agent, the end of a task of the task API, or news of a request for
-approval."""
+"""The kind of delivery: a push notification from an agent, the end of a task of the task API, or a notification of a
+request for approval."""
 
 Headers = tuple[tuple[str, str], ...]
 GONE: Final = 410
 
 
 class OnBehalfOf(NamedTuple):
-    """On whose behalf a delivery is made: enough to check later whether it is still allowed. `skill` is "" for none."""
+    """The chain on whose behalf a delivery is made, with enough data to check later whether it is still allowed.
+    `skill` is "" for none."""
 
     caller: Caller
     server: str
@@ -83,11 +84,11 @@ class Happening(StrEnum):
     TURN = "turn"
     ACCEPTED = "accepted"  # answered 2xx
     UNWANTED = "unwanted"  # answered 410: the receiver wants no more deliveries
-    REFUSED = "refused"  # the address is not allowed, or no request can be made of it
+    REFUSED = "refused"  # the address is not allowed, or no valid request can be made of it
     WITHHELD = "withheld"  # the caller is disabled, or may no longer have the content
     FAILED = "failed"
     EXHAUSTED = "exhausted"  # the last attempt failed, or it is too old
-    POSTPONED = "postponed"  # whether it arrived is not known: it is sent again
+    POSTPONED = "postponed"  # whether it arrived is unknown, so it is sent again
     DROPPED = "dropped"
 
 
@@ -119,7 +120,7 @@ class DeliveryOutcome(NamedTuple):
 
 
 class DeliveryBounds(NamedTuple):
-    """How many deliveries may wait: per owner and in total, and their total size in bytes."""
+    """The maximum number of waiting deliveries, per owner and in total, and their maximum total size in bytes."""
 
     per_owner: int
     total: int
@@ -147,8 +148,8 @@ class DeliveryStore:
         return self._file.up
 
     async def put(self, delivery: Delivery, due_at: float, bounds: DeliveryBounds) -> bool:
-        """Stores a delivery until its end; returns False if there is no room. Once this returns, no crash loses it.
-        One that has the id of a stored one is that one."""
+        """Stores a delivery until its end; returns False if there is no room. Once this returns, no crash loses it. A
+        delivery with the id of a stored one is the stored one."""
         caller, server, skill = delivery.behalf
         behalf = orjson.dumps([plain_caller(caller), server, skill]).decode()
         headers = orjson.dumps(delivery.headers).decode()

@@ -21,10 +21,10 @@ from sidecar.storage.record_store import (
 )
 
 MAX_FORMER_RANKS: Final = 1000
-SEEN_AT_ONCE: Final = 1000  # records that a sweep looks at before other calls run
+SEEN_AT_ONCE: Final = 1000  # records that a sweep checks before other calls run
 
 Place = tuple[float, int, str]
-"""The order of records: when one was created, its number among all that came, and its id."""
+"""The order of records: the creation time of one, its number among all records, and its id."""
 
 
 @dataclass(slots=True)
@@ -40,8 +40,8 @@ class _Entry(Generic[R]):
 @dataclass(slots=True)
 class _History:
     """The finished records of one target, or of all. `ranks` is a heap of their owners: the one with most of them
-    first, then the one with the oldest. An owner's former ranks stay in it until they come first; the ranks of those
-    in `changed` are not in it yet."""
+    first, then the one with the oldest. An owner's former ranks remain in it until they come first; the ranks of the
+    owners in `changed` are not in it yet."""
 
     count: int = 0
     of_owner: dict[str, list[Place]] = field(default_factory=dict)
@@ -189,7 +189,7 @@ class MemoryRecordStore(Generic[R]):
         swept, entries = 0, iter(list(self._entries.values()))
         while some := list(islice(entries, SEEN_AT_ONCE)):
             for entry in some:
-                record = entry.record  # it may be another one by now
+                record = entry.record  # it may be a different one now
                 if ends_at(record, self.is_work) <= now_s and self._entries.get(record.id) is entry:
                     self._forget(record.id)
                     swept += 1
@@ -209,7 +209,7 @@ class MemoryRecordStore(Generic[R]):
         return True
 
     def _tally(self, entry: _Entry[R], by: int) -> None:
-        """Counts a record as it is now (`by` is 1), or takes it out of the counts (-1)."""
+        """Adds a record to the counts (`by` is 1), or removes it from them (-1)."""
         owner, at, target = entry.record.owner, entry.at, entry.target
         if target:
             self._counts[target, entry.record.standing] += by
@@ -231,7 +231,7 @@ class MemoryRecordStore(Generic[R]):
             elif by > 0:
                 insort(mine, at)
             elif len(mine) > 1:
-                del mine[0 if mine[0] is at else bisect_left(mine, at)]  # the first is evicted first
+                del mine[0 if mine[0] is at else bisect_left(mine, at)]  # the first one is evicted first
             else:
                 del done.of_owner[owner]
                 done.changed.discard(owner)

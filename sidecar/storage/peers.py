@@ -1,8 +1,8 @@
 """Exchanges policy revisions, and digests of keys, between replicas and reports differences.
 
 A replica that sees another revision checks its own policy source at once: revisions are exchanged, never policies.
-Nothing depends on it; while the store is out, each replica checks its source at its usual interval. Keys that replicas
-must have in common are compared by digests, which tell nothing of the keys.
+Nothing depends on the exchange; while the store is unavailable, each replica checks its source at its usual interval.
+Keys that replicas must share are compared by digests, which disclose nothing about the keys.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ import orjson
 from sidecar.storage.redis_script import Run, script_text
 
 EVERY_S: Final = 1.0
-COUNTS_S: Final = 10.0  # a replica not heard from for this long is gone
+COUNTS_S: Final = 10.0  # a replica that was silent for this long is not counted
 MOST: Final = 1_000
 KEY: Final = "replicas"
 SCRIPT: Final = script_text("peers")
@@ -28,21 +28,21 @@ log = logging.getLogger("sidecar.storage.peers")
 
 
 class ServedRevision(NamedTuple):
-    """What one replica serves: the policy's revision, and the version its source gave it (0 if none)."""
+    """The state that one replica serves: the policy's revision, and the version from its source (0 if none)."""
 
     revision: str
     version: int
 
 
 class RevisionSkew(NamedTuple):
-    """How many other replicas serve the same revision, and how many serve another."""
+    """The number of other replicas that serve the same revision, and of those that serve another."""
 
     same: int
     other: int
 
 
 class PeerEntry(NamedTuple):
-    """What another replica said of itself: what it serves, and the digests of its keys by setting."""
+    """The data from another replica: the state that it serves, and the digests of its keys by setting."""
 
     served: ServedRevision
     keys: Mapping[str, str]
@@ -50,9 +50,9 @@ class PeerEntry(NamedTuple):
 
 @dataclass(slots=True)
 class Peers:
-    """Exchanges revisions. `news` is called when another replica serves something newly loaded that this one does not.
-    `skew` is None while the others cannot be heard. `different_keys` are the settings whose keys differ from those of
-    another replica."""
+    """Exchanges revisions. `news` is called when another replica serves a newly loaded revision that this one does not
+    serve. `skew` is None while the others are unreachable. `different_keys` are the settings whose keys differ from
+    those of another replica."""
 
     me: str
     run_script: Run
@@ -65,7 +65,7 @@ class Peers:
 
     @property
     def revisions(self) -> Mapping[str, int]:
-        """How many of the other replicas serve each revision; empty while they cannot be heard."""
+        """How many of the other replicas serve each revision; empty while they are unreachable."""
         return {} if self.skew is None else Counter(one.revision for one in self._heard.values())
 
     async def run(self) -> None:

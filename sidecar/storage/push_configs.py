@@ -1,4 +1,4 @@
-"""The record of one push configuration: the receiver that a caller named, and what is needed to reach it."""
+"""The record of one push configuration: the receiver that a caller named, and the data needed to reach it."""
 
 from typing import Any, Final, NamedTuple
 
@@ -9,9 +9,9 @@ from sidecar.vocabulary import Caller
 
 
 class PushRecord(NamedTuple):
-    """A caller's push configuration, and the `handle` that the agent was given instead. The agent authenticates with
+    """A caller's push configuration, and the `handle` that the agent received instead. The agent authenticates with
     `secret`; `token`, `scheme` and `credentials` are for the caller's receiver, so a record is never printed. `task_id`
-    is "" until the agent reports it. Of two of one name, the later `named_at` counts."""
+    is "" until the agent reports it. Of two with the same name, the one with the later `named_at` applies."""
 
     handle: str
     owner: str
@@ -48,7 +48,7 @@ class PushRecord(NamedTuple):
 
     @property
     def is_done(self) -> bool:
-        """Returns False: no configuration is evicted for another one."""
+        """Returns False: a configuration is never evicted."""
         return False
 
     @property

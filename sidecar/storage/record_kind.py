@@ -15,7 +15,7 @@ from sidecar.vocabulary import Caller, Credential, CredentialKind, Principal
 
 MAX_ID_CHARS: Final = 64
 MAX_TOLD: Final = 1_000
-FINITE: Final = ConfigDict(allow_inf_nan=False)  # NaN compares as neither earlier nor later than any time
+FINITE: Final = ConfigDict(allow_inf_nan=False)  # NaN is neither earlier nor later than any time
 _Chain = Annotated[list[tuple[str, str, frozenset[str], frozenset[str]]], Field(min_length=1)]
 _CALLER: Final = TypeAdapter(
     tuple[_Chain, list[tuple[CredentialKind, str, str, str]], float | None], config={**FINITE, "defer_build": True}
@@ -47,8 +47,8 @@ class RecordCodec(Generic[R]):
 
 
 def record_codec(kind: type[R]) -> RecordCodec[R]:
-    """Returns the encoding of a NamedTuple as JSON by member names. Members that a newer version added are left out.
-    The checks of `decode` are built when the first record is read."""
+    """Returns the encoding of a NamedTuple as JSON by member names. Members that a newer version added are omitted. The
+    checks of `decode` are built when the first record is read."""
 
     @cache
     def checks() -> tuple[Callable[[Any], R], Callable[[Any], Any]]:
@@ -74,7 +74,8 @@ def _plain(part: Any) -> Any:
 
 
 def _reader(kind: Any) -> Any:
-    """Returns a function that takes the known members out of a stored value of this type; None if it stays as it is."""
+    """Returns a function that removes unknown members from a stored value of this type; None if the value is used
+    unchanged."""
     if kind is Caller:
         return caller_from
     if not hasattr(kind, "_fields"):
@@ -100,7 +101,7 @@ def _reader(kind: Any) -> Any:
 @dataclass(frozen=True, slots=True)
 class RecordKind(Generic[R]):
     """One kind of record. `what` names one in a sentence; `key` and codec are a storage format that neighbouring
-    versions share. Unfinished work may be held and never expires. `told` holds the unreadable records already
+    versions share. Unfinished work may be held and never expires. `told` are the unreadable records that are already
     logged."""
 
     what: str
@@ -121,7 +122,7 @@ class RecordKind(Generic[R]):
         )
 
     def read(self, body: bytes | str | None, record_id: str | None = None) -> R:
-        """Decodes a stored record. Raises UnreadableRecord, also for another record than the one of this id."""
+        """Decodes a stored record. Raises UnreadableRecord, also for a record with another id."""
         try:
             record = self.codec.decode(body or b"")
             if record_id is None or record.id == record_id:
@@ -131,7 +132,7 @@ class RecordKind(Generic[R]):
         raise UnreadableRecord(f"{self.what} cannot be read: it was damaged, or another version wrote it")
 
     def readable(self, bodies: Iterable[bytes | str | None]) -> list[R]:
-        """Decodes the records that can be decoded. Each of the others is logged once: it is read again and again."""
+        """Decodes the readable records. Each of the others is logged once, although it is read repeatedly."""
         found = []
         for body in bodies:
             try:
@@ -146,7 +147,7 @@ class RecordKind(Generic[R]):
 
 
 def _id_in(body: bytes | str | None) -> str | None:
-    """Returns the record's id for the log if the body is JSON and has one, else None."""
+    """Returns the record's id for the log if the body is JSON and has one, otherwise None."""
     try:
         return str(orjson.loads(body or b"")["id"])[:MAX_ID_CHARS]
     except (ValueError, TypeError, LookupError):

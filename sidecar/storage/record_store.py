@@ -16,8 +16,8 @@ FORGOTTEN_AT_ONCE: Final = 100  # per `add`, of a target with too many finished 
 
 
 class RecordStoreOut(Refusal):
-    """The store did not answer in time. Calls that need the record are refused, else another caller's task could be
-    used. `str` says what happened, for operators only."""
+    """The store did not answer in time. Calls that need the record are refused; otherwise another caller's task could
+    be used. `str` describes the event, for operators only."""
 
     def __init__(self, what_happened: str = "it did not answer") -> None:
         super().__init__(Reason.STORE_UNAVAILABLE)
@@ -36,8 +36,8 @@ class UnreadableRecord(RecordStoreOut):
 
 
 class StoredRecord(Protocol):
-    """What a store knows of a record. `standing` is what records are counted and filtered by. One that `is_done` is not
-    taken over, and may be deleted from `expires_at` on. One whose `target` is "" is in no list of all owners."""
+    """The store's data about a record. Records are counted and filtered by `standing`. One that `is_done` is not taken
+    over, and may be deleted from `expires_at` on. One whose `target` is "" is in no list of all owners."""
 
     @property
     def id(self) -> str: ...
@@ -73,8 +73,8 @@ class AddedRecord(Enum):
 
 class RecordBounds(NamedTuple):
     """The maximum number of records per owner, whose oldest finished one is evicted first (with `evicts_open`, then the
-    oldest), and in total. Beyond the total, or `done_per_target`, the owner with most finished ones loses its
-    oldest."""
+    oldest), and in total. Beyond the total, or `done_per_target`, the owner with most finished ones loses its oldest
+    one."""
 
     per_owner: int = 1_000
     total: int = 100_000
@@ -83,8 +83,8 @@ class RecordBounds(NamedTuple):
 
 
 class RecordShare(NamedTuple):
-    """How many records a holder may have at once: in total, and per owner, so that one owner cannot keep others
-    waiting."""
+    """The maximum number of records that a holder may have at once: in total, and per owner, so that one owner cannot
+    keep others waiting."""
 
     total: int = 1_000
     per_owner: int = 250
@@ -111,12 +111,12 @@ class RecordStore(Protocol[R]):
     def is_durable(self) -> bool: ...
 
     async def add(self, record: R, holder: str, until_s: float, bounds: RecordBounds) -> AddedRecord:
-        """Stores a new record, held by `holder`, unless an unexpired one has its id. Once it returns KEPT, no crash
+        """Stores a new record, held by `holder`, unless an unexpired one has its id. Once this returns KEPT, no crash
         loses it."""
 
     async def add_all(self, records: Sequence[R], bounds: RecordBounds) -> list[AddedRecord]:
-        """Stores new records that no process holds, each as `add` does, but all of them in one step where the store can
-        do so."""
+        """Stores new records that no process holds, like `add`, but all of them in one step if the store supports
+        it."""
 
     async def get(self, record_id: str) -> R | None:
         """Returns the record with this id, of any owner, or None."""
@@ -129,12 +129,12 @@ class RecordStore(Protocol[R]):
         their page."""
 
     async def replace(self, record: R) -> bool:
-        """Replaces the previous revision. Returns False if another one is stored, or if a finished one would be
-        continued."""
+        """Replaces the previous revision. Returns False if another revision is stored, or if a finished record would
+        continue."""
 
     async def reopen(self, record: R, holder: str, until_s: float) -> bool:
-        """Replaces the previous revision, which is done, by an unfinished one, and holds it. Returns False as `replace`
-        does."""
+        """Replaces the previous revision, which is done, by an unfinished one, and holds it. Returns False like
+        `replace`."""
 
     async def remove(self, record_ids: Sequence[str]) -> None:
         """Deletes these records, finished or not."""
@@ -143,17 +143,17 @@ class RecordStore(Protocol[R]):
         self, holder: str, now_s: float, until_s: float, share: RecordShare, known: Mapping[str, int] = NOTHING
     ) -> list[R]:
         """Takes unfinished records that this holder holds or whose hold has lapsed, its own first, and holds them until
-        `until_s`. A hold that ends more than twice as far ahead was set by a clock that ran ahead, and counts as
+        `until_s`. A hold that ends more than twice as far ahead was set by a clock that was ahead, and is treated as
         lapsed. Records whose revision matches `known` are held but not returned."""
 
     async def let_go(self, holder: str) -> None:
         """Releases every record of this holder."""
 
     async def counts(self) -> Mapping[str, int]:
-        """Returns the number of records of each standing that occurs."""
+        """Returns the number of records of each existing standing."""
 
     async def has_room(self, bounds: RecordBounds) -> bool:
-        """Whether there is room for one more record of an owner that has few, after an eviction if need be."""
+        """Whether there is room for one more record of an owner that has few, after an eviction if necessary."""
 
     async def sweep(self, now_s: float) -> int:
         """Deletes expired records, and returns how many."""

@@ -1,4 +1,4 @@
-"""Opens the store of each kind of record where the settings say."""
+"""Opens the store of each kind of record at the configured place."""
 
 import asyncio
 import time
@@ -44,17 +44,17 @@ class RecordStores:
                 store = SqliteRecordStore(self.file, kind)
             case "redis":
                 store = RedisRecordStore(self.run, kind)
-        if not kind.is_work:  # work is swept by its worker
+        if not kind.is_work:  # the worker sweeps work
             self._swept.append(store)
         return store
 
     @property
     def deliveries(self) -> DeliveryStore:
-        """Opens the deliveries, which wait at the replica that accepted them."""
+        """Opens the store of deliveries, which wait at the replica that accepted them."""
         return DeliveryStore(self.file)
 
     async def run_sweeps(self) -> None:
-        """Deletes expired records of kinds that are no work until cancelled."""
+        """Deletes expired records of kinds that are not work, until cancelled."""
         while True:
             await asyncio.sleep(SWEEP_EVERY_S)
             for store in self._swept:

@@ -1,4 +1,4 @@
-"""Seals what leaves this process, so that only holders of a key can read or change it (AES-256-GCM)."""
+"""Seals data that leaves this process, so that only holders of a key can read or change it (AES-256-GCM)."""
 
 import secrets
 from base64 import b64decode, b64encode

@@ -1,7 +1,7 @@
 """Runs work on the SQLite file of the data folder in a thread, with group commit and a deadline.
 
 The file is in WAL mode and synced. Work that arrives while the disk is busy shares one transaction. When a call's
-deadline passes, the store counts as out and the thread's work is interrupted.
+deadline passes, the store is treated as unavailable and the thread's work is interrupted.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ _COLUMNS: Final = {
         "behalf",
     ),
 }  # fmt: skip
-# `state` is a record's standing; `ends_at` is infinite while work is left. `held` counts the records of each owner, and
-# of all owners (owner ''), in total and per target, so that no bound needs a count of the table.
+# `state` is a record's standing; `ends_at` is infinite for unfinished work. `held` counts the records of each owner,
+# and of all owners (owner ''), in total and per target, so that no bound requires counting the table.
 _TABLES: Final = """
 CREATE TABLE records (
     kind TEXT NOT NULL, id TEXT NOT NULL, owner TEXT NOT NULL CHECK (owner <> ''), target TEXT NOT NULL,
@@ -81,7 +81,7 @@ CREATE TABLE deliveries (
 );
 CREATE INDEX deliveries_of_owner ON deliveries (owner, size);
 """
-# Keeps `held` right: of all targets (TARGET is ''), and of a record's own target if it has one.
+# Updates `held`, for all targets (TARGET is '') and for a record's own target if it has one.
 _TALLY: Final = """
 CREATE TRIGGER added_NAME AFTER INSERT ON records WHEN APPLIES BEGIN
     INSERT INTO held VALUES
@@ -119,7 +119,7 @@ def _schema() -> Iterator[str]:
 
 
 Work = Callable[["sqlite3.Connection", Sequence[Any]], Sequence[Any]]
-"""Work on the items of several callers, which gives each a value."""
+"""Work on the items of several callers. It gives each a value."""
 
 
 class _SqliteJob:
@@ -152,18 +152,18 @@ class SqliteFile:
         self._thread: Thread | None = None
 
     async def read(self, work: Callable[[sqlite3.Connection], T], absent: Any) -> T:
-        """As `run`, but creates no file: returns `absent` if there is none."""
+        """Like `run`, but creates no file. Returns `absent` if there is none."""
         is_there = self._connection is not None or (self._path is not None and self._path.exists())
         return await self.run(work) if is_there else absent
 
     async def run(self, work: Callable[[sqlite3.Connection], T]) -> T:
         """Runs `work` in a transaction, which other work may share. Once this returns, no crash loses the result.
-        `work` must give the same result if it is run again."""
+        `work` must give the same result if it runs again."""
         done: T = await self.run_each(lambda connection, _: (work(connection),), None)
         return done
 
     async def run_each(self, work: Work, item: Any) -> Any:
-        """As `run`, for work that does the items of all callers in one batch together."""
+        """Like `run`, for work that processes the items of all callers in one batch."""
         if len(self._waiting) >= MAX_WAITING:
             raise RecordStoreOut("too many wait for it")
         loop = asyncio.get_running_loop()
@@ -189,7 +189,7 @@ class SqliteFile:
             self._let_go()
         else:
             self._batches.put(None)
-            await asyncio.to_thread(thread.join, self._deadline_s)  # or it hangs on its disk
+            await asyncio.to_thread(thread.join, self._deadline_s)  # unless the thread hangs on its disk
 
     def _fell(self, why: object) -> None:
         self.up = False
@@ -197,17 +197,17 @@ class SqliteFile:
 
     def _wait(self, job: _SqliteJob, loop: asyncio.AbstractEventLoop) -> None:
         self._waiting.append(job)
-        if not self._is_busy:  # what else comes in this iteration of the loop is in the same batch
+        if not self._is_busy:  # later jobs in this iteration of the loop are in the same batch
             self._is_busy = True
             loop.call_soon(self._begin, loop)
         if self._timer is None:
             self._timer = loop.call_later(self._deadline_s, self._look_at_clock, loop)
 
     def _begin(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Hands all waiting jobs to the thread: many callers wait for one sync."""
+        """Passes all waiting jobs to the thread, so that many callers wait for one sync."""
         jobs: list[_SqliteJob] = []
         while self._waiting and len(jobs) < MAX_AT_ONCE:
-            if not (job := self._waiting.popleft()).done.done():  # otherwise its caller has given up
+            if not (job := self._waiting.popleft()).done.done():  # otherwise its caller has stopped waiting
                 jobs.append(job)
         self._at_work, self._is_busy = jobs, bool(jobs)
         if self._is_closed:
@@ -217,7 +217,7 @@ class SqliteFile:
             self._is_busy = False
         elif jobs:
             if self._thread is None:
-                # It ends with the process, which must not wait for a disk that hangs.
+                # It ends with the process, which must not wait for a hanging disk.
                 self._thread = Thread(target=self._serve, name="records", daemon=True)
                 self._thread.start()
             self._batches.put((loop, jobs))
@@ -228,7 +228,7 @@ class SqliteFile:
         self._begin(loop)
 
     def _look_at_clock(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Ends the waits whose deadline has passed. One timer serves all, because most end long before."""
+        """Ends the waits whose deadline has passed. One timer serves all, because most waits end long before."""
         now_s, next_s = time.monotonic(), math.inf
         for job in (*self._at_work, *self._waiting):
             if job.done.done():
@@ -254,13 +254,13 @@ class SqliteFile:
         if len(jobs) > 1:
             try:
                 return self._transact(jobs)
-            except Exception:  # one job failed the transaction for all: run each by itself
+            except Exception:  # one job failed the transaction for all: run each one separately
                 log.debug("a batch is done one by one", exc_info=True)
         return [self._alone(job) for job in jobs]
 
     def _alone(self, job: _SqliteJob) -> Any:
         if time.monotonic() >= job.ends_mono_s:
-            return RecordStoreOut(LATE)  # its caller has given up
+            return RecordStoreOut(LATE)  # its caller has stopped waiting
         try:
             return self._transact([job])[0]
         except Exception as error:
@@ -294,7 +294,7 @@ class SqliteFile:
             connection.close()
 
     def _connect(self) -> sqlite3.Connection:
-        import sqlite3  # not before there is a record
+        import sqlite3  # not needed before the first record
 
         self._faults = (sqlite3.Error, OSError, RuntimeError)
         if self._path is not None:
@@ -312,8 +312,8 @@ class SqliteFile:
             if version > VERSION:
                 raise RecordStoreOut("its file was written by a newer version")
             connection.execute("PRAGMA journal_mode = WAL")  # after the version, which is thus in the file's header
-            connection.execute("PRAGMA synchronous = FULL")  # a committed transaction survives a power cut
-            connection.execute("PRAGMA temp_store = MEMORY")  # no file for what one statement may have to undo
+            connection.execute("PRAGMA synchronous = FULL")  # a committed transaction survives a power failure
+            connection.execute("PRAGMA temp_store = MEMORY")  # no file for the undo data of one statement
         except BaseException:
             connection.close()
             raise
@@ -321,7 +321,7 @@ class SqliteFile:
 
 
 def _tell(job: _SqliteJob, end: object) -> None:
-    if job.done.done():  # its caller has given up
+    if job.done.done():  # its caller has stopped waiting
         return
     if isinstance(end, Exception):
         job.done.set_exception(end)
@@ -330,7 +330,7 @@ def _tell(job: _SqliteJob, end: object) -> None:
 
 
 def check_file(path: Path) -> None:
-    """Checks that a start could use this file, or none. Leaves nothing beside it. Raises SettingsError."""
+    """Checks that a start could use this file, or that there is none. Leaves no other files. Raises SettingsError."""
     if not os.path.lexists(path):
         return
     import sqlite3
@@ -338,7 +338,7 @@ def check_file(path: Path) -> None:
     try:
         with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro&immutable=1", uri=True)) as connection:
             (version,) = connection.execute("PRAGMA user_version").fetchone()
-            # Tables are created before WAL mode is set, so they are in the file itself.
+            # Tables are created before WAL mode is set, so they are in the main file.
             found = {
                 name: tuple(row[1] for row in connection.execute(f"PRAGMA table_info({name})")) for name in _COLUMNS
             }

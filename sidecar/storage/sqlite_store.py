@@ -39,7 +39,7 @@ DELETE FROM records WHERE rowid IN (
     SELECT rowid FROM records WHERE kind = ? AND owner = ? AND done >= ? ORDER BY done DESC, created_at, rowid LIMIT ?
 )
 """
-# Of the owner with the most finished records, the oldest. RESTS narrows it to a target, for which there is an index.
+# Of the owner with the most finished records, the oldest. RESTS restricts it to a target, for which there is an index.
 _GIVE_WAY: Final = """
 DELETE FROM records WHERE rowid = (
     SELECT rowid FROM records WHERE kind = ?1 AND done = 1 RESTS AND owner = (
@@ -56,7 +56,7 @@ _AT: Final = "SELECT body FROM records WHERE rowid = ?"
 _WANTED: Final = "target IN (SELECT value FROM json_each(?)) AND state = coalesce(?, state)"
 _NEWEST: Final = "ORDER BY created_at DESC, rowid DESC LIMIT ? OFFSET ?"
 _OF_ONE: Final = f"FROM records WHERE kind = ? AND owner = ? AND {_WANTED}"
-# The index records_newest answers everything but the bodies; only the bodies of the page are read.
+# The index records_newest answers everything except the bodies; only the bodies of the page are read.
 _OF_ALL: Final = f"FROM records INDEXED BY records_newest WHERE kind = ? AND target <> '' AND {_WANTED}"
 _REPLACE: Final = """
 UPDATE records SET state = ?, done = ?, ends_at = ?, revision = ?, body = ?
@@ -94,7 +94,7 @@ class SqliteRecordStore(Generic[R]):
         self.is_durable = file.is_durable
         self._kind = kind
         self._file = file
-        self._total: int | None = None  # when last read
+        self._total: int | None = None  # at the last read
 
     @property
     def up(self) -> bool:
@@ -171,7 +171,7 @@ class SqliteRecordStore(Generic[R]):
         return total < bounds.total or done > 0
 
     async def sweep(self, now_s: float) -> int:
-        """Deletes expired records, 1,000 per transaction, so that other callers don't wait long."""
+        """Deletes expired records, 1,000 per transaction, so that other callers do not wait long."""
         swept, asked = 0, (self._kind.key, now_s, SWEPT_AT_ONCE)
         while some := await self._file.read(lambda connection: connection.execute(_SWEEP, asked).rowcount, 0):
             swept += some
@@ -187,8 +187,8 @@ class SqliteRecordStore(Generic[R]):
     def _add_each(
         self, connection: sqlite3.Connection, items: Sequence[tuple[Sequence[_Row], RecordBounds]]
     ) -> list[list[AddedRecord]]:
-        """Adds the records of several callers. All that are new are one statement, because after each statement this
-        thread waits for the event loop's."""
+        """Adds the records of several callers. All new ones are added in one statement, because after each statement
+        this thread waits for that of the event loop."""
         rows, bounds = [row for some, _ in items for row in some], items[0][1]
         new = self._new(connection, rows) if len(rows) > 1 and all(each == bounds for _, each in items) else []
         if new and self._make_room(connection, new, bounds):
@@ -202,13 +202,14 @@ class SqliteRecordStore(Generic[R]):
         ]
 
     def _new(self, connection: sqlite3.Connection, rows: Sequence[_Row]) -> list[_Row]:
-        """Returns the rows whose id is neither stored nor there twice."""
+        """Returns the rows whose id is neither stored nor duplicated."""
         times = Counter(row[1] for row in rows)
         known = {name for (name,) in connection.execute(_KNOWN, (self._kind.key, _json(times)))}
         return [row for row in rows if times[row[1]] == 1 and row[1] not in known]
 
     def _make_room(self, connection: sqlite3.Connection, rows: Sequence[_Row], bounds: RecordBounds) -> bool:
-        """Evicts what these new records replace. Returns False, with nothing done, if there are special cases."""
+        """Evicts the records that these new ones replace. Returns False without any change if there are special
+        cases."""
         owners = Counter(row[2] for row in rows)
         held = self._held(connection, owners)
         total, _ = held[""]
@@ -217,7 +218,7 @@ class SqliteRecordStore(Generic[R]):
             mine, done = held[owner]
             if (excess := mine + more - bounds.per_owner) > 0:
                 freed[owner] = min(excess, more)
-                if freed[owner] > done:  # a new one may have to give way to the next
+                if freed[owner] > done:  # the next new record may evict this one
                     return False
         total += len(rows) - sum(freed.values())
         if total > bounds.total or bounds.done_per_target is not None:
@@ -255,7 +256,7 @@ class SqliteRecordStore(Generic[R]):
         return AddedRecord.KEPT
 
     def _held(self, connection: sqlite3.Connection, owners: Collection[str] = ()) -> dict[str, tuple[int, int]]:
-        """Returns how many records there are, and how many of them are finished: of all, under "", and of owners."""
+        """Returns the number of records and how many of them are finished: in total, under "", and by owner."""
         rows = connection.execute(_HELD, (self._kind.key, _json(("", *owners)))).fetchall()
         held = dict.fromkeys(("", *owners), (0, 0)) | {owner: (total, done) for owner, total, done in rows}
         self._total = held[""][0]

@@ -1,10 +1,10 @@
 """Records who owns each task at an upstream.
 
-Every access to a task, by MCP and by A2A, goes through `TaskOwners` (threats G1). A record holds who may use the task
-and the question that policy is asked then; nothing of the task's arguments, progress or result.
+Every access to a task, by MCP and by A2A, uses `TaskOwners` (threats G1). A record has the chain that may use the task
+and the policy question for its use, but not the task's arguments, progress or result.
 
 A task belongs to the chain that created it, never to a session, a connection or a token. Another caller's task and an
-unknown one get the same refusal.
+unknown task get the same refusal.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -20,16 +20,16 @@ from sidecar.vocabulary import Caller, Question
 Namespace = Literal["mcp", "a2a", "a2a-context"]
 MAX_ID_CHARS: Final = 1024  # must fit the header that mirrors it (MCP 2026-07-28), in base64 of UTF-8
 TERMINAL: Final = frozenset({"completed", "failed", "cancelled", "canceled", "rejected"})  # of MCP and of A2A
-GRACE_S: Final = 60.0  # clocks differ; the owner may ask for the task until the server itself has deleted it
+GRACE_S: Final = 60.0  # clocks differ; the owner may request the task until the server itself has deleted it
 AMENDED_TIMES: Final = 20  # while other calls change the same record
 
 
 class OwnerRecord(NamedTuple):
-    """The owner of one task. `owner` is `Caller.binding`; `object`, `action` and `method` are what created it; `state`
-    is how it ended, "" until that is seen.
+    """The owner of one task. `owner` is `Caller.binding`; `object`, `action` and `method` are those of the call that
+    created it; `state` is its final state, "" until it is known.
 
-    A task that begins `here`, because its message waits for approval, has an id of ours. Once its message was sent,
-    `at_agent` is its id at the agent, whose record says `shown_as` with ours."""
+    A task that begins `here`, because its message waits for approval, has an id of the sidecar. Once its message was
+    sent, `at_agent` is its id at the agent, and the record of that id has the sidecar's id as `shown_as`."""
 
     namespace: Namespace
     server: str
@@ -75,8 +75,8 @@ class OwnerRecord(NamedTuple):
 
 
 class TaskClaim(NamedTuple):
-    """A task, or a context, that a caller begins; `state` is how it ended already, `here` and `shown_as` are as in its
-    record."""
+    """A task, or a context, that a caller begins; `state` is its state if it has already ended, `here` and `shown_as`
+    are those of its record."""
 
     namespace: Namespace
     task_id: str
@@ -90,7 +90,7 @@ OWNERS: Final = RecordKind("a task's owner", record_codec(OwnerRecord), key="tas
 
 @dataclass(slots=True)
 class TaskOwners:
-    """The owners of all tasks. `clock` gives seconds since the epoch; no record is kept longer than `keep_s`.
+    """The owners of all tasks. `clock` returns seconds since the epoch; no record is stored longer than `keep_s`.
     Context ids are derived with `secret`, so that only this deployment can make them."""
 
     store: RecordStore[OwnerRecord]
@@ -100,7 +100,7 @@ class TaskOwners:
     bounds: RecordBounds = field(default_factory=partial(RecordBounds, evicts_open=True))
 
     async def owned(self, caller: Caller, server: str, task_id: str, *, namespace: Namespace = "mcp") -> OwnerRecord:
-        """Returns the record of the caller's task. Raises Refusal: TASK_UNKNOWN (also for another's),
+        """Returns the record of the caller's task. Raises Refusal: TASK_UNKNOWN (also for another caller's),
         STORE_UNAVAILABLE."""
         records = await self.all_owned(caller, server, (task_id,), namespace=namespace)
         return records[0]
@@ -120,7 +120,7 @@ class TaskOwners:
         """Returns the records of those tasks that are the caller's, by id. Raises Refusal(STORE_UNAVAILABLE)."""
         asked = [task_id for task_id in dict.fromkeys(task_ids) if 0 < len(task_id) <= MAX_ID_CHARS]
         if caller.is_anonymous or not asked:
-            return {}  # all anonymous callers look alike: a task of one would belong to all of them (threats G2)
+            return {}  # all anonymous callers look the same: a task of one would belong to all of them (threats G2)
         found = await self._found(namespace, server, asked)
         return {record.task_id: record for record in found if record.owner == caller.binding}
 
@@ -139,7 +139,7 @@ class TaskOwners:
         self, caller: Caller, server: str, task_id: str, *, by: Question, method: str, ttl_s: float | None
     ) -> OwnerRecord:
         """Records that the caller owns this task of MCP, which `by` created; no crash loses it. `ttl_s` is how long the
-        upstream keeps it, if known. Raises Refusal: RESPONSE_REFUSED if the id has another owner or question."""
+        upstream stores it, if known. Raises Refusal: RESPONSE_REFUSED if the id has another owner or question."""
         claims = (TaskClaim("mcp", task_id),)
         return (await self.claimed(caller, server, claims, by=by, method=method, ttl_s=ttl_s))[0]
 
@@ -153,7 +153,7 @@ class TaskOwners:
         method: str,
         ttl_s: float | None = None,
     ) -> list[OwnerRecord]:
-        """Records that the caller owns each of these, as `created` does, in one step of the store."""
+        """Records that the caller owns each of these, like `created`, in one step of the store."""
         if caller.is_anonymous:
             raise Refusal(Reason.RESPONSE_REFUSED, "it creates a task for an anonymous caller")
         now_s = self.clock()
@@ -171,7 +171,7 @@ class TaskOwners:
         return records
 
     async def _standing(self, record: OwnerRecord, added: AddedRecord, ttl_s: float | None) -> OwnerRecord:
-        """Returns the caller's own record in place of one that was not added. Raises Refusal."""
+        """Returns the caller's own record if it exists instead of one that was not added. Raises Refusal."""
         if added is AddedRecord.FULL:
             raise Refusal(Reason.TOO_MANY_CONCURRENT, "too many tasks")
         standing = await self.store.get(record.id)
@@ -182,7 +182,7 @@ class TaskOwners:
         return standing
 
     async def sent(self, record: OwnerRecord, at_agent: str) -> OwnerRecord:
-        """Records the id at the agent of a task that began here. Raises Refusal."""
+        """Records the id at the agent of a task that the sidecar began. Raises Refusal."""
         for _ in range(AMENDED_TIMES):
             changed = record._replace(at_agent=at_agent, revision=record.revision + 1)
             if await self.store.replace(changed):
@@ -194,20 +194,21 @@ class TaskOwners:
         raise RecordStoreOut("the owner of a task is changed by too many calls at once")
 
     async def used(self, record: OwnerRecord) -> None:
-        """Extends the record of a task in use; else it would expire, and another caller could claim the id. Raises
-        Refusal."""
+        """Extends the record of a task in use, because it would otherwise expire and another caller could claim the id.
+        Raises Refusal."""
         expires_at = self._expiry(self.clock(), None)
         if record.expires_at < expires_at - self.keep_s / 2:  # not on every message of a conversation
             await self._amend(record, record.state, expires_at)
 
     async def is_anothers(self, owner: str, server: str, task_id: str, *, namespace: Namespace) -> bool:
-        """Whether the task is on record for another owner. Raises Refusal(STORE_UNAVAILABLE)."""
+        """Whether the task is recorded for another owner. Raises Refusal(STORE_UNAVAILABLE)."""
         return any(record.owner != owner for record in await self._found(namespace, server, (task_id,)))
 
     async def shown_as(
         self, owner: str, server: str, task_ids: Collection[str], *, namespace: Namespace
     ) -> Mapping[str, str]:
-        """Returns the owner's tasks that it knows by other ids, with these. Raises Refusal(STORE_UNAVAILABLE)."""
+        """Returns those tasks of the owner that it knows by other ids, with these ids. Raises
+        Refusal(STORE_UNAVAILABLE)."""
         found = await self._found(namespace, server, task_ids)
         return {record.task_id: record.shown_as for record in found if record.shown_as and record.owner == owner}
 
