@@ -1,8 +1,8 @@
-"""Computes who may what: the answers of the engine for every known principal and object, page by page.
+"""Computes access: the engine's answers for every known principal and object, page by page.
 
-Names come from rows, roles and sets, from keys and settings, and from what servers list. Each answer holds for all
-calls of a chain on an object, whatever their arguments, at one moment; limits are not checked. Where rules with
-patterns could allow names that nothing names, the answer says so. Long work passes other requests, or runs in a thread.
+Names come from rows, roles and sets, from keys and settings, and from servers' lists. Each answer is valid for all
+calls of a chain on an object, whatever their arguments, at one moment; limits are not checked. If rules with patterns
+could allow unknown names, the answer states it. Long work lets other requests run in between, or runs in a thread.
 """
 
 from __future__ import annotations
@@ -34,24 +34,24 @@ NAMED: Final[tuple[PrincipalKind, ...]] = ("user", "nhi")
 OBJECTS: Final[tuple[ObjectKind, ...]] = ("tool", "prompt", "resource", "nhi")
 STATES: Final[tuple[PossibleAnswer, ...]] = ("allow", "approval", "conditional", "deny")
 USUAL: Final[Mapping[str, str]] = {"tool": "tools/call", "prompt": "prompts/get", "resource": "resources/read"}
-"""The action of a call on each kind of object. An agent is sent messages, any other NHI is lent authority."""
+"""The action of a call on each kind of object. An agent receives messages, any other NHI receives authority."""
 MAX_ANSWERS: Final = 3_000
 MAX_CASBIN_ANSWERS: Final = 200
-"""Of one window of a list. pycasbin takes milliseconds for each."""
+"""For one window of a list. pycasbin takes milliseconds for each."""
 PASS_EVERY: Final = 16
 MAX_RULES: Final = 5
-UNNAMED: Final = "~"  # the id of a principal that nothing names
+UNNAMED: Final = "~"  # the id of an unknown principal
 
 
 class NamesByKind:
-    """Names, each once: those of each kind in order. Work on all of them lets other work run after each block."""
+    """Unique names: those of each kind in order. Work on all of them lets other work run after each block."""
 
     def __init__(self) -> None:
         self.all: list[str] = []
         self._kinds: dict[str, tuple[int, int]] = {}
 
     async def add(self, kind: str, blocks: Iterable[Sequence[str]]) -> None:
-        """Adds the names of a kind, which come in order."""
+        """Adds the names of a kind, which must be in order."""
         first = len(self.all)
         for block in blocks:
             self.all += block
@@ -64,7 +64,7 @@ class NamesByKind:
         return at < end and self.all[at] == name
 
     async def selected(self, kind: str, wanted: str) -> Sequence[str]:
-        """Returns the names of a kind, "" for all, that fit a pattern with `*`, or that hold a text."""
+        """Returns the names of a kind, "" for all, that match a pattern with `*`, or contain a text."""
         first, end = self._kinds[kind] if kind else (0, len(self.all))
         names = self.all if end - first == len(self.all) else self.all[first:end]
         if WILDCARD in wanted:
@@ -74,7 +74,7 @@ class NamesByKind:
 
 
 async def chosen(names: Sequence[str], choose: Callable[[Sequence[str]], Iterable[str]]) -> Sequence[str]:
-    """Returns what `choose` takes of each block of names."""
+    """Returns the results of `choose` for each block of names."""
     found: list[str] = []
     for first in range(0, len(names), BLOCK):
         found += choose(names[first : first + BLOCK])
@@ -91,7 +91,7 @@ class AccessNames(NamedTuple):
 
 async def known_names(now: Snapshot) -> AccessNames:
     """Returns all names that a snapshot knows."""
-    servers = sorted(f"nhi:{name}" for name in now.services)  # an MCP server is no agent
+    servers = sorted(f"nhi:{name}" for name in now.services)  # an MCP server is not an agent
     beside = await asyncio.to_thread(lambda: {name for name in names_beside_rules(now) if is_name(name)})
     listed = {f"{kind}:{server}/{name}" for server, service in now.services.items() for kind, name in _listed(service)}
     found = AccessNames(NamesByKind(), NamesByKind())
@@ -104,21 +104,21 @@ async def known_names(now: Snapshot) -> AccessNames:
 
 
 def _without(servers: Sequence[str], block: list[str]) -> list[str]:
-    """Returns sorted names without those of servers, which few blocks have."""
+    """Returns sorted names without those of servers, which few blocks contain."""
     held = {*servers[bisect_left(servers, block[0]) : bisect_right(servers, block[-1])]} if block else set()
     return [name for name in block if name not in held] if held else block
 
 
 def _listed(service: Service) -> Iterator[tuple[str, str]]:
-    """Yields the kind and the name of all that a server has listed."""
+    """Yields the kind and the name of everything that a server has listed."""
     discovered = service.catalogue.discovered()
     yield from ((kind, name) for kind in USUAL for name in discovered[f"{kind}s"])
 
 
 @dataclass(frozen=True)
 class AccessView:
-    """Answers at one moment for chains whose first principal varies, and which go through `via`. An empty `action` is
-    the usual one of each object."""
+    """Answers at one moment for chains that begin with a varying principal and continue with `via`. An empty `action`
+    is the usual one of each object."""
 
     now: Snapshot
     now_s: float
@@ -141,7 +141,7 @@ class AccessView:
         return (first, *self.via)
 
     def asker(self, principal: str) -> Mapping[str, str]:
-        """Returns who asks, as the fields of the page Try."""
+        """Returns the chain in the form of the fields of the page Try."""
         first, *others = self.chain(principal)
         roles = {"roles": principal} if first.roles else {}
         return {"as": ",".join([first.name, *(one.name for one in others)]), **roles}
@@ -150,7 +150,7 @@ class AccessView:
         return self.now.engine.survey(self.chain(principal), self.question(obj), self.now_s)
 
     def cell(self, principal: str, obj: str) -> Mapping[str, Any]:
-        """Returns the answer as data, with the rules that it rests on; of a denial those of the link that decides."""
+        """Returns the answer as data, with the rules that led to it; for a denial, those of the deciding link."""
         state, decision = self.answer(principal, obj)
         own = decision.links[len(self.via)]
         denied = [one for one in decision.links if not one.allowed]
@@ -174,15 +174,15 @@ class AccessView:
         return [cells[first : first + len(objects)] for first in range(0, len(cells), len(objects))] if objects else []
 
     async def objects_of(self, principal: str, names: Sequence[str]) -> list[tuple[str, PossibleAnswer]]:
-        """Returns each object with what the principal gets."""
+        """Returns each object with the principal's access."""
         return [(name, self.answer(principal, name)[0]) async for name in self._passing(names)]
 
     async def principals_of(self, obj: str, names: Sequence[str]) -> list[tuple[str, PossibleAnswer]]:
-        """Returns each principal with what it gets of the object."""
+        """Returns each principal with its access to the object."""
         return [(name, self.answer(name, obj)[0]) async for name in self._passing(names)]
 
     def granted_objects(self, principal: str) -> frozenset[str] | None:
-        """Returns the objects that allow rows hold for a principal; None if any name is in question."""
+        """Returns the objects in allow rows of a principal; None if any name is possible."""
         chain, found = self.chain(principal), set[str]()
         for kind in OBJECTS:
             held = self.now.engine.objects_of(chain, Question(f"{kind}:*", "", ""))
@@ -192,7 +192,7 @@ class AccessView:
         return frozenset(found)
 
     def granted_principals(self, obj: str) -> frozenset[str] | None:
-        """The same for the principals of an object."""
+        """Like `granted_objects`, for the principals of an object."""
         found = {ANONYMOUS}
         for kind in NAMED:
             example = self.chain(f"{kind}:{UNNAMED}")
@@ -203,8 +203,8 @@ class AccessView:
         return frozenset(found)
 
     def open_objects(self, principal: str) -> list[str]:
-        """Returns the patterns of objects of which rules could allow names that are not known. The tools and the
-        prompts of a server that has listed them are all known."""
+        """Returns the patterns of objects for which rules could allow unknown names. The tools and prompts of a server
+        that has listed them are all known."""
         chain, engine = self.chain(principal), self.now.engine
         patterns = [
             *(f"tool:{name}/*" for name, service in self.now.services.items() if not service.catalogue.lists),
@@ -215,7 +215,8 @@ class AccessView:
         return [pattern for pattern in patterns if engine.may_allow_more(chain, self.question(pattern))]
 
     def open_principals(self, obj: str) -> list[str]:
-        """The same for the principals of an object: those of patterns, and those whose tokens bring a role."""
+        """Like `open_objects`, for the principals of an object: those of patterns, and those whose tokens grant a
+        role."""
         grants = any(issuer.roles_from is not None for issuer in self.now.settings.identity.issuers)
         question, engine = self.question(obj), self.now.engine
         examples = {f"{kind}:*": self.chain(f"{kind}:{UNNAMED}") for kind in NAMED}
@@ -226,7 +227,7 @@ class AccessView:
         ]
 
     async def _passing(self, asked: Sequence[T]) -> AsyncIterator[T]:
-        """Yields what is asked about, and lets other requests pass between them."""
+        """Yields the items, and lets other requests run in between."""
         every = 1 if self.now.engine.asks_casbin else PASS_EVERY
         for number, one in enumerate(asked, start=1):
             yield one

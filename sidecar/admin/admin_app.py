@@ -1,6 +1,6 @@
-"""The operators' HTTP API, on a listener of its own (threats O9).
+"""The operators' HTTP API, on a separate listener (threats O9).
 
-Requests without a credential get health and metrics only; a credential is sent in a header and never in a cookie.
+Requests without a credential receive health and metrics only; a credential is sent in a header and never in a cookie.
 Health checks do no I/O and use only state in memory (O10).
 """
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from sidecar.observability.worker_series import WorkerSeries
 
 _CREDENTIALS = struct.Struct("3i")  # struct ucred: pid, uid, gid
-ADMIN: Final = "admin"  # the issuer of people who have a credential of the admin listener
+ADMIN: Final = "admin"  # the issuer of people with a credential of the admin listener
 PROBES: Final = ("/livez", "/readyz")
 OperatorSecrets = Callable[[], Mapping[bytes, AdminCredential]]
 """Returns the credentials in force by their secrets."""
@@ -127,7 +127,8 @@ class AdminApp:
         return ("application/json", raw) if others is None else self.metrics.render(accept, others)
 
     def _orderer(self, request: web.BaseRequest) -> str:
-        """Who gives an order at the control socket; one that another worker passes on says who gave it there."""
+        """The operator who gives an order at the control socket. An order from another worker names the operator
+        there."""
         told = request.headers.get(BY_HEADER, "") if self.for_workers else ""
         return told or _user_at(request)
 
@@ -139,14 +140,14 @@ class AdminApp:
 
 
 def person_of(credential: AdminCredential) -> Principal | None:
-    """The person who has a credential; None if it names no one."""
+    """The person with a credential; None if it names none."""
     return None if credential.principal is None else Principal(credential.principal, ADMIN)
 
 
 def credential_of(given: str, secrets: Mapping[bytes, AdminCredential]) -> AdminCredential | None:
     """The credential with this secret."""
     raw, found = given.encode("utf-8", "surrogateescape"), None
-    for secret, credential in secrets.items():  # with all of them, so that the time taken reveals nothing
+    for secret, credential in secrets.items():  # with all of them, so that the time does not disclose anything
         if hmac.compare_digest(raw, secret):
             found = credential
     return found
@@ -157,7 +158,7 @@ def _is_of_console(path: str) -> bool:
 
 
 def _user_at(request: web.BaseRequest) -> str:
-    """The peer of the control socket, as audit records name it: with its user id where the system has it (Linux)."""
+    """The peer of the control socket, as named in audit records, with its user id if the system provides it (Linux)."""
     sock = request.transport.get_extra_info("socket") if request.transport else None
     if sock is None or sock.family != socket.AF_UNIX or not hasattr(socket, "SO_PEERCRED"):
         return "local"

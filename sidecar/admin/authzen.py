@@ -46,7 +46,7 @@ ENDPOINTS: Final[Mapping[str, str]] = {
 _HOST = re.compile(r"[A-Za-z0-9.\-\[\]:]{1,256}")
 _JSON = re.compile(r'application/json[ \t]*(?:;[ \t]*charset=(?:utf-8|"utf-8")[ \t]*)?', re.IGNORECASE)
 _RELAYED: Final = frozenset({b"traceparent", b"x-run-id", b"x-thread-id"})
-_MAX_SERVERS: Final = 256  # whose vocabulary is kept
+_MAX_SERVERS: Final = 256  # whose vocabulary is cached
 
 
 @dataclass(slots=True)
@@ -103,7 +103,7 @@ class AuthzenEndpoint:
         return _told(*outcomes[0])
 
     def vocabulary(self, now: Snapshot, server: str) -> Vocabulary:
-        """Returns what words are at the address of a server, "" for none."""
+        """Returns the vocabulary at the address of a server, "" for none."""
         settings = AuthzenSettings() if now.settings.pdp is None else now.settings.pdp.authzen
         place = now.audience(server, MCP) if server else None
         audiences = tuple(filter(None, (place.resource, place.alias))) if place is not None else ()
@@ -118,7 +118,7 @@ class AuthzenEndpoint:
 
 @dataclass(frozen=True, slots=True)
 class MetadataEndpoint:
-    """Answers requests for the metadata, alike for every server's name."""
+    """Answers requests for the metadata, which are the same for every server's name."""
 
     live: Live
     takes_bearer: bool = True
@@ -127,7 +127,7 @@ class MetadataEndpoint:
         return _METADATA.fullmatch(path) is not None
 
     async def answer(self, http: web.BaseRequest, headers: Headers, path: str, name: str) -> web.StreamResponse:
-        """Answers everybody."""
+        """Answers any caller."""
         if http.method not in ("GET", "HEAD"):
             return problem("GET only", 405, {"Allow": "GET"})
         settings = self.live.current.settings.pdp
@@ -142,12 +142,12 @@ class MetadataEndpoint:
 
 
 def _relayed(http: web.BaseRequest) -> Sequence[tuple[bytes, bytes]]:
-    """Returns the headers of an enforcement point's request that its records name."""
+    """Returns those headers of an enforcement point's request that its records contain."""
     return [line for line in http.raw_headers if line[0].lower() in _RELAYED]
 
 
 def _told(status: int, told: Mapping[str, Any]) -> web.StreamResponse:
-    """Writes an answer; what could not be decided is an error, and no decision."""
+    """Writes an answer. A question that could not be decided gives an error instead of a decision."""
     if status == 200:
         return WholeResponse(200, orjson.dumps(told), JSON, HEADERS)
     context = dict(told["context"])

@@ -25,7 +25,7 @@ FILE: Final = "file"
 PAST, STORED = "past:", "stored:"
 SHORT: Final = 16
 _one_at_a_time: Final = threading.BoundedSemaphore(1)
-"""A comparison takes a core for seconds."""
+"""A comparison takes seconds of one core."""
 
 
 class OtherPolicy(NamedTuple):
@@ -40,12 +40,12 @@ class OtherPolicy(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PolicyComparison:
-    """Compares what serves now."""
+    """Compares the serving policy with others."""
 
     live: Live
 
     def others(self) -> Iterator[OtherPolicy]:
-        """Yields the policies that are there. Reads a folder: runs in a thread."""
+        """Yields the existing policies. Reads a folder, so it runs in a thread."""
         settings = self.live.current.settings
         place = location_of(settings)
         if settings.policy.source is None:
@@ -92,7 +92,7 @@ def _alone(order: ComparisonOrder, serving: PolicySource, other: PolicySource | 
 
 
 def _stored(shelf: Path, current: str) -> list[Path]:
-    """Returns the folders of fetched policies but the one that serves: the one before, and those that were refused."""
+    """Returns the folders of fetched policies except the serving one: the previous one, and refused ones."""
     try:
         found = sorted(shelf.iterdir())
     except OSError:

@@ -4,9 +4,9 @@
     …    /ext-authz/…                                           Envoy's ext_authz in HTTP mode
     GET  /auth/nginx                                            nginx's auth_request
 
-An enforcement point shows the secret of an admin credential of the role `pdp` in `X-PDP-Key`. Where the request has no
-credential of a caller, `Authorization: Bearer` is accepted too. Host and Origin are not checked here, because no
-browser sends such a header on its own, and because both may be those of the caller that the question is about.
+An enforcement point shows the secret of an admin credential of the role `pdp` in `X-PDP-Key`. If the request has no
+credential of a caller, `Authorization: Bearer` is also accepted. Host and Origin are not checked here, because no
+browser sends such a header on its own, and because both may belong to the caller in question.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ class Endpoint(Protocol):
 
     @property
     def takes_bearer(self) -> bool:
-        """Whether `Authorization` is the enforcement point's, not a caller's."""
+        """Whether `Authorization` belongs to the enforcement point, not to a caller."""
 
     def serves(self, path: str) -> bool:
-        """Reports whether a path is of this protocol."""
+        """Reports whether a path belongs to this protocol."""
 
     async def answer(self, http: web.BaseRequest, headers: Headers, path: str, name: str) -> web.StreamResponse:
         """Answers a request of the enforcement point `name`."""
@@ -81,7 +81,7 @@ class DecisionEndpoints:
         if not name and protocol.takes_bearer:
             told = {"WWW-Authenticate": "Bearer", **echo_of(headers)}
             return problem("a credential of the role pdp is needed", 401, told)
-        if not name:  # a 401 would ask the caller, who cannot have this credential
+        if not name:  # a 401 would ask the caller for a credential that it cannot have
             return problem("a credential of the role pdp is needed", 403)
         return await protocol.answer(http, headers, path, name)
 
@@ -110,7 +110,8 @@ class DecisionEndpoints:
 
 
 def decisions_from(pipeline: Pipeline, settings: Settings, secrets: OperatorSecrets) -> DecisionEndpoints:
-    """The endpoints of decisions. Requests asked about may name any host, because the enforcement point chose it."""
+    """The endpoints of decisions. The requests in question may name any host, because the enforcement point chose
+    it."""
     origins = frozenset(origin.lower() for origin in settings.server.allowed_origins)
     forwarder, agents = pipeline.forwarder, pipeline.agents
     checked = CheckedAgents(forwarder, agents.pushes, agents.pages, agents.messages)

@@ -1,6 +1,6 @@
 """Builds the OpenAPI 3.1 document of plain tool calls, the task API, the operators' API of agents, and AuthZEN.
 
-It is made from the table of routes, the models and the table of refusals, and so cannot differ from the code.
+It is generated from the table of routes, the models and the table of refusals, so it cannot differ from the code.
 """
 
 import inspect
@@ -37,7 +37,7 @@ def _reasons(words: str) -> frozenset[Reason]:
     return frozenset(map(Reason, words.split()))
 
 
-# Reasons by what they are about. Those of other protocols are never an answer of plain HTTP.
+# Reasons by subject. Reasons of other protocols never occur in plain HTTP.
 ELSEWHERE: Final = _reasons(
     "verb-not-allowed not-acceptable version-unsupported header-mismatch method-unknown session-unknown caller-gone"
 )
@@ -127,7 +127,7 @@ _REQUEST_ID: Final = {
 
 
 class CallerOperation(NamedTuple):
-    """An operation of the data listener: its success in words, and the reasons for which it is refused."""
+    """An operation of the data listener: a sentence about its success, and the reasons for refusals."""
 
     name: str
     method: str
@@ -146,7 +146,7 @@ TASK_QUERY: Final[Mapping[str, Schema]] = {
     "limit": {"description": "Maximum number of tasks.", **whole_number(1, MAX_LIMIT, DEFAULT_LIMIT)},
     "offset": {"description": "Number of tasks to skip.", **whole_number(0, MAX_OFFSET, 0)},
 }
-_CALLING: Final = frozenset(Reason) - ELSEWHERE - _TASK - {Reason.APPROVAL_PENDING}  # which is answered 202
+_CALLING: Final = frozenset(Reason) - ELSEWHERE - _TASK - {Reason.APPROVAL_PENDING}  # answered 202
 _POLLING: Final = _COMMON | {Reason.ROUTE_UNKNOWN} - _reasons("upstream-unknown")
 _CREATING: Final = _TASKS | _BODY | {Reason.UPSTREAM_OPEN}
 _CANCELLING: Final = _TASKS | _TASK | _BODY | _UPSTREAM
@@ -283,7 +283,7 @@ def document() -> dict[str, Any]:
 
 
 _Described = tuple[str, str, dict[str, Any], dict[str, Any]]
-"""A path, a method, what all operations of the path share, and the operation."""
+"""A path, a method, the common parts of all operations of the path, and the operation."""
 
 
 def _of_callers() -> Iterator[_Described]:

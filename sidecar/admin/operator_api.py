@@ -1,6 +1,6 @@
 """The operator API of CLI-program agents, their runs and schedules.
 
-An operator acts as `nhi:operator`, or over the control socket as any principal, under policy, limits and audit. Other
+An operator acts as `nhi:operator`, or, over the control socket, as any principal, under policy, limits and audit. Other
 callers cannot reach what an operator owns. Texts of runs that others ordered are shown without secrets.
 """
 
@@ -34,8 +34,8 @@ from sidecar.vocabulary import Caller, Credential, Principal
 
 OPERATOR: Final = "nhi:operator"
 TASK_TYPE: Final = "operator"
-OPERATORS: Final = "operator"  # issuer of operators: no credential of that name reaches what they own
-TAKEN_S: Final = 5.0  # longest wait for an agent to take a task
+OPERATORS: Final = "operator"  # issuer of operators: no credential with that name reaches their objects
+TAKEN_S: Final = 5.0  # maximum wait for an agent to accept a task
 LOOK_S, SLOWEST_LOOK_S = 0.01, 0.2
 TICK_S: Final = 0.5
 GIVEN_UP: Final = "an operator gave it up"
@@ -50,7 +50,8 @@ T = TypeVar("T")
 
 
 class RunQuery(NamedTuple):
-    """A query for runs; "" and False select all. `owner` is any principal of the chain; `active` runs are not over."""
+    """A query for runs; "" and False select all. `owner` is any principal of the chain; `active` runs have not
+    ended."""
 
     agent: str = ""
     state: str = ""
@@ -74,7 +75,7 @@ class RunQuery(NamedTuple):
 
 @dataclass(slots=True)
 class OperatorApi:
-    """What operators do with agents. `witness` records an action; streams end when `is_draining`."""
+    """The operations of operators on agents. `witness` records an action; streams end when `is_draining`."""
 
     live: Live
     executions: Executions
@@ -114,7 +115,7 @@ class OperatorApi:
                 if wanted.means(run):
                     found.append(run)
                 if len(found) == wanted.limit:
-                    at = after  # or less: the next page may repeat a run, but misses none
+                    at = after  # or less: the next page may repeat a run, but never skips one
                     break
             if at >= total:
                 return {"runs": [run_of(run) for run in found], "next_offset": None}
@@ -136,13 +137,13 @@ class OperatorApi:
         return run_in_full(await self._run(run_id))
 
     async def output(self, run_id: str) -> str:
-        """All text that a run made so far, as far as it is stored. Raises Refusal: TASK_UNKNOWN, STORE_UNAVAILABLE."""
+        """All text of a run so far, as far as it is stored. Raises Refusal: TASK_UNKNOWN, STORE_UNAVAILABLE."""
         record = await self._run(run_id)
         text = text_of(record.task)
         return (text if _is_ours(record) else await all_sanitized(text)) or record.output
 
     async def follow(self, run_id: str) -> AsyncGenerator[RunNews | None]:
-        """The news of a run to its end; None is a keep-alive. Raises Refusal: TASK_UNKNOWN, STORE_UNAVAILABLE."""
+        """The events of a run to its end; None is a keep-alive. Raises Refusal: TASK_UNKNOWN, STORE_UNAVAILABLE."""
         hearing = RunStream()
         discretion = RunVisibility(is_theirs=_is_ours(await self._run(run_id)))
         async with (
@@ -211,7 +212,8 @@ class OperatorApi:
         return schedule_of(await self.scheduler.add(key, wanted, by))
 
     async def _active(self, wanted: RunQuery, targets: Sequence[str]) -> models.Runs:
-        """Reads states in the order of a run's life: a run that changes meanwhile is read twice and not missed."""
+        """Reads states in the order of a run's life: a run that changes in the meantime is read twice instead of
+        missed."""
         found: dict[str, Execution] = {}
         for state in RunState:
             page, _ = await self.executions.page(None, targets, state, MAX_LOOKED_AT, 0)
@@ -243,8 +245,8 @@ class OperatorApi:
         raise Refusal(Reason.INSUFFICIENT_SCOPE, detail)
 
     async def _taken(self, record: Task) -> Task:
-        """The task once its agent has taken it, it waits for a person's approval, or after TAKEN_S. Raises Refusal if
-        the agent does not take it."""
+        """The task once its agent has accepted it or it waits for a person's approval, at the latest after TAKEN_S.
+        Raises Refusal if the agent does not accept it."""
         pause_s = LOOK_S
         with suppress(TimeoutError, RecordStoreOut):
             async with asyncio.timeout(TAKEN_S):
@@ -325,7 +327,7 @@ def _is_ours(run: Execution) -> bool:
 
 
 async def _unless(is_over: Callable[[], bool], events: AsyncGenerator[T]) -> AsyncGenerator[T]:
-    """The events until `is_over`, which is also checked while none comes."""
+    """The events until `is_over`, which is also checked between events."""
     while not is_over():
         coming = asyncio.ensure_future(anext(events))
         try:

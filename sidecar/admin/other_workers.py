@@ -1,7 +1,7 @@
 """Lets the workers that serve one address answer operators and scrapes as one process.
 
 All of them accept at the common addresses. Each has a socket of its own in its part of the data folder, at which it
-answers the others: its health, its numbers, a reload, and what was disabled.
+answers the others about its health, its numbers, reloads, and disabled objects.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ SYNC_S: Final = 2.0
 MAX_ANSWER_BYTES: Final = 64 * 2**20
 SERIES, SYNC, RELOAD = "/worker/series", "/worker/sync", "/api/reload"
 SESSION_SOCKET: Final = "/worker/console-session/"
-"""Where one worker answers the others about a login to the console, by the digest of its id."""
+"""The address at which a worker answers the others about a login to the console, by the digest of its id."""
 FLOW_SOCKET: Final = "/worker/console-login/"
-"""The same about a login at an OpenID provider that was begun, by the digest of its cookie."""
+"""The same for a login in progress at an OpenID provider, by the digest of its cookie."""
 BY_HEADER: Final = "Sidecar-By"
-"""Who gave the order that one worker passes on to the others."""
+"""The operator of an order that one worker passes to the others."""
 _SWITCHES: Final = ("/api/principals/", "/api/upstreams/")
 
 
@@ -54,7 +54,7 @@ class WorkerReply(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class OtherWorkers:
-    """The sockets of the other workers by number, and the files of the last numbers of all; this one is `me`."""
+    """The sockets of the other workers by number, and the files with the last numbers of all. `me` is this worker."""
 
     me: int
     sockets: Mapping[int, Path]
@@ -62,7 +62,7 @@ class OtherWorkers:
 
     @classmethod
     def of(cls, settings: Settings) -> OtherWorkers | None:
-        """Those of a worker; None for a process that serves alone."""
+        """Returns the others of a worker; None for a process that serves alone."""
         me, numbers = settings.server.worker, settings.worker_numbers
         if not numbers:
             return None
@@ -70,14 +70,15 @@ class OtherWorkers:
         return cls(me, sockets, {number: settings.own_of(number) / METRICS_FILE for number in numbers})
 
     async def readiness(self, ready: bool, own: Mapping[str, Any]) -> tuple[bool, Mapping[str, Any]]:
-        """The health of all, given that of this one. A worker that does not answer is a reason to be degraded."""
+        """Returns the health of all, given that of this one. A worker that does not answer is a reason to be
+        degraded."""
         if not ready:
             return ready, own
         replies = await self.ask_all("GET", "/readyz", HEALTH_S)
         reasons, faults = Counter[str](own.get("reasons", {})), Counter[str](own.get("faults", {}))
         for reply in replies.values():
             if reply is not None and reply.status == 200:
-                reasons |= Counter(reply.plain.get("reasons", {}))  # the greatest of each
+                reasons |= Counter(reply.plain.get("reasons", {}))  # the maximum of each
                 faults |= Counter(reply.plain.get("faults", {}))
             else:
                 reasons["worker-out"] += 1
@@ -86,7 +87,7 @@ class OtherWorkers:
         return True, {"status": "degraded", "reasons": reasons, **({"faults": faults} if faults else {})}
 
     async def series(self) -> Sequence[WorkerSeries]:
-        """The numbers of the others; of one that does not answer, those that were last scraped."""
+        """Returns the numbers of the others. For one that does not answer, they are the last scraped ones."""
         replies = await self.ask_all("GET", SERIES, SCRAPE_S)
 
         def found() -> list[WorkerSeries]:
@@ -101,20 +102,20 @@ class OtherWorkers:
         return await asyncio.to_thread(found)
 
     def keep(self, series: WorkerSeries) -> bytes:
-        """Keeps the numbers of this worker that are being scraped. Returns them as the others read them."""
+        """Stores the numbers of this worker for the current scrape. Returns them in the form for the others."""
         raw = series.plain()
         with suppress(OSError):  # a full disk must not hide the metrics
             write_whole(self.files[self.me], raw, mode=0o600)
         return raw
 
     async def complete(self, verb: str, path: str, by: str, response: web.StreamResponse) -> web.StreamResponse:
-        """Has the others do what this one has done for an operator, and completes its response."""
+        """Repeats an operator's request at the others, and completes its response."""
         if response.status >= 300 or not isinstance(response, web.Response):
             return response
         if path == RELOAD:
             return await self._reload(by, response)
         if verb == "POST" and path.startswith(_SWITCHES):
-            await self.ask_all("POST", SYNC, SYNC_S, by)  # one that does not answer hears of it from the store
+            await self.ask_all("POST", SYNC, SYNC_S, by)  # a worker that does not answer learns of it from the store
         if verb == "GET" and path == "/status":
             replies = await self.ask_all("GET", "/readyz", HEALTH_S)
             found: dict[int, str] = {
@@ -137,18 +138,18 @@ class OtherWorkers:
         return problem(f"the old policy continues to serve at worker {names}", 409, faults=list(dict.fromkeys(faults)))
 
     async def ask_all(self, verb: str, target: str, within_s: float, by: str = "") -> Mapping[int, WorkerReply | None]:
-        """The replies by worker; None for one that gave none in time."""
+        """The replies by worker; None for a worker that did not reply in time."""
         asked = (_ask(path, verb, target, within_s, by) for path in self.sockets.values())
         return dict(zip(self.sockets, await asyncio.gather(*asked), strict=True))
 
     async def ask(self, worker: int, verb: str, target: str, within_s: float) -> WorkerReply | None:
-        """The reply of one worker; None if it is not another one, or gave none in time."""
+        """The reply of one worker; None if it is this worker, or did not reply in time."""
         path = self.sockets.get(worker)
         return None if path is None else await _ask(path, verb, target, within_s, "")
 
 
 def kept_series(path: Path) -> WorkerSeries | None:
-    """The numbers of a worker that were last scraped, if there are any."""
+    """The last scraped numbers of a worker, if there are any."""
     from sidecar.observability.worker_series import series_from  # loaded with the first scrape
 
     try:

@@ -27,7 +27,7 @@ from sidecar.protocols.jsonrpc import malformed
 HEADERS: Final[Mapping[str, str]] = {
     "Cache-Control": "no-store",
     "X-Content-Type-Options": "nosniff",
-    "Server": "sidecar",  # not the library and its version
+    "Server": "sidecar",  # instead of the library and its version
 }
 REQUEST_ID: Final = "X-Request-ID"
 MAX_ORDER_BYTES: Final = 16 * 1024
@@ -36,7 +36,7 @@ _REQUEST_ID = re.compile(r"[\x21-\x7e](?:[\x20-\x7e]{0,254}[\x21-\x7e])?")
 
 
 async def body_of(request: web.BaseRequest, max_bytes: int) -> bytes:
-    """The whole body. Raises Refusal: TOO_LARGE, and MALFORMED_CALL for one that does not arrive."""
+    """The whole body. Raises Refusal: TOO_LARGE, and MALFORMED_CALL for a body that does not arrive."""
     body = bytearray()
     try:
         async with asyncio.timeout(BODY_S):
@@ -53,7 +53,7 @@ async def body_of(request: web.BaseRequest, max_bytes: int) -> bytes:
 
 def request_id_in(headers: Headers) -> str | None:
     """The caller's id of a request, which is echoed and recorded; None without one. Raises Refusal(MALFORMED_CALL) for
-    one that cannot be echoed."""
+    an id that cannot be echoed."""
     lines = headers.get(REQUEST_ID.lower(), ())
     if len(lines) > 1 or (lines and _REQUEST_ID.fullmatch(lines[0]) is None):
         raise malformed(f"{REQUEST_ID} must be there once at most, with 1 to 256 printable ASCII characters")
@@ -78,7 +78,7 @@ def problem(error: str, status: int, headers: Mapping[str, str] = {}, **more: An
 
 
 def refused(refusal: Refusal) -> web.Response:
-    """A refusal that callers get too. Operators see all of it, whatever `answers.disclosure` says."""
+    """A refusal that callers also receive. Operators see all of it, whatever `answers.disclosure` is."""
     facts = dict(facts_of(refusal, "", DenyManner()))
     del facts["decision_id"]
     told = {

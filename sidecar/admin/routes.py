@@ -41,7 +41,7 @@ from sidecar.vocabulary import Principal
 Role = Literal["viewer", "operator", "pdp"]
 NO_UPSTREAM: Final = "no upstream has this name"
 TEXT: Final = "text/plain; charset=utf-8"
-# The statuses of the errors that a route can answer with. `openapi.ERRORS` describes each.
+# The statuses of a route's possible errors. `openapi.ERRORS` describes each.
 SEEN: Final = (400, 401, 403, 404, 500, 503)
 DONE: Final = (*SEEN, 413)
 CONFLICTING: Final = (*DONE, 409)
@@ -80,7 +80,8 @@ class OperatorAction(Protocol):
 
 
 class OperatorOrder(NamedTuple):
-    """What is asked of the admin API. `target` is `path` with its query; `read_body` reads so many bytes at most."""
+    """A request to the admin API. `target` is `path` with its query; `read_body` reads at most the given number of
+    bytes."""
 
     method: str
     path: str
@@ -89,8 +90,8 @@ class OperatorOrder(NamedTuple):
 
 
 class AdminRequest(NamedTuple):
-    """One authorized request. `person` has the credential, if it names one. `here`: it came over the control socket,
-    which only the data folder's owner can open."""
+    """One authorized request. `person` is the person of the credential, if it names one. `here`: it arrived over the
+    control socket, which only the data folder's owner can open."""
 
     app: OperatorAction
     request: web.BaseRequest
@@ -120,7 +121,7 @@ class OperatorRoute(NamedTuple):
 
     @property
     def roles(self) -> tuple[Role, ...]:
-        """The roles that may use it: viewers read, operators act. What is for people depends on their roles in policy
+        """The roles that may use it: viewers read, operators act. For people's routes, the roles in policy decide
         instead."""
         return ("viewer", "operator") if self.method == "GET" or self.is_for_people else ("operator",)
 
@@ -143,7 +144,7 @@ def _route(
     *,
     is_for_people: bool = False,
 ) -> Callable[[Handler], Handler]:
-    """Add a function to the table. `{any}` may hold a plain `/`, because principals are written as they are."""
+    """Adds a function to the table. `{any}` may contain a plain `/`, because principals are written unencoded."""
 
     def add(handler: Handler) -> Handler:
         ROUTES.append(OperatorRoute(method, path, handler, request, status, errors, query, is_for_people))
@@ -271,7 +272,7 @@ async def upstream(asked: AdminRequest) -> Any:
 
 @_post("/api/upstreams/{any}/disable", models.ToolOrder)
 async def switch_off(asked: AdminRequest) -> Any:
-    if not asked.app.is_server(asked.name):  # a mistyped name must not look like a tool that is off
+    if not asked.app.is_server(asked.name):  # a mistyped name must not look like a disabled tool
         return problem(NO_UPSTREAM, 404)
     tool = asked.body.get("tool") or ""
     entry = await asked.app.switch_off(asked.name, tool, **_switched(asked))
@@ -294,7 +295,7 @@ async def switch_on(asked: AdminRequest) -> Any:
 
 
 def _switched(asked: AdminRequest) -> dict[str, Any]:
-    """Why, until when, and by whom. Raises Refusal(MALFORMED_CALL)."""
+    """The reason, the end and the operator. Raises Refusal(MALFORMED_CALL)."""
     reason, until = asked.body.get("reason") or "", asked.body.get("until")
     try:
         return {"reason": reason, "until": None if until is None else seconds_of(until), "by": asked.by}
@@ -383,7 +384,7 @@ async def _followed(asked: AdminRequest) -> web.StreamResponse:
                 else:
                     await stream.write(_event(heard))
             await stream.end()
-        except Refusal:  # the listener is gone or the store is out: the listener reconnects
+        except Refusal:  # the listener ended or the store is unavailable: the client reconnects
             pass
         return stream.response
 
@@ -447,7 +448,7 @@ async def _answered(asked: AdminRequest, outcome: Outcome) -> models.ApprovalReq
 
 
 def _person(asked: AdminRequest, named: str | None) -> Principal | None:
-    """The person who asks; over the control socket the one named. Raises ApprovalError."""
+    """The person who makes the request; over the control socket, the named one. Raises ApprovalError."""
     if named is None:
         return asked.person
     if not asked.here:
@@ -536,7 +537,7 @@ async def carry_out(
     here: bool = False,
     person: Principal | None = None,
 ) -> web.StreamResponse:
-    """The response to an order that `request` gives. The console gives it on behalf of who is logged in."""
+    """The response to an order in `request`. The console gives it on behalf of the logged-in person."""
     verbs, name = route_of(order.path)
     if not verbs:
         return problem("no such address", 404)

@@ -1,7 +1,7 @@
-"""Streams the news of a run to operators: A2A's events as new output, the state, and other artifacts.
+"""Streams the events of a run to operators: A2A's events as new output, the state, and other artifacts.
 
-Of a whole task only the new part is sent. Texts of runs that others ordered are sent without what looks like a secret;
-those of runs that operators ordered are unchanged.
+Only the new part of a whole task is sent. Texts of runs that others ordered are sent without anything that looks like a
+secret; those of runs that operators ordered are unchanged.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,7 +28,7 @@ class RunNews(NamedTuple):
 
 @dataclass(slots=True)
 class NewsArtifact:
-    """What was sent of one artifact: characters, their digest, and the number of parts other than text."""
+    """The part of one artifact that was sent: characters, their digest, and the number of parts other than text."""
 
     chars: int = 0
     parts: int = 0
@@ -61,7 +61,7 @@ class RunStream:
             yield from self._stands(update.get("status", {}))
 
     def _whole(self, artifacts: Sequence[Mapping[str, Any]]) -> Iterator[RunNews]:
-        """The news in a whole task, of which a part may have been sent."""
+        """The events for a whole task, of which a part may have been sent."""
         read = [_read(artifact) for artifact in artifacts]
         for name in self._heard.keys() - {name for name, _, _ in read}:
             yield from self._told(name, "", (), anew=True)
@@ -114,7 +114,7 @@ def _parted(parts: Sequence[Mapping[str, Any]]) -> tuple[str, list[Mapping[str, 
 
 @dataclass(slots=True)
 class RunVisibility:
-    """The view of one listener. `is_theirs`: whether operators ordered the run."""
+    """The view of one listener. `is_theirs` returns whether operators ordered the run."""
 
     is_theirs: bool
     _lines: dict[str, SanitizedLines] = field(default_factory=dict)

@@ -47,7 +47,7 @@ class SchemaMember(NamedTuple):
 
 
 def members_of(model: type) -> Iterator[SchemaMember]:
-    """The members of a model. Members of a dataclass with a default are optional, and left out when None."""
+    """The members of a model. Members of a dataclass with a default are optional, and omitted if None."""
     hints = get_type_hints(model, include_extras=True)
     defaults = {each.name: each.default for each in fields(model)} if is_dataclass(model) else {}
     for name, hint in hints.items():
@@ -91,7 +91,7 @@ def _shape(hint: object, models: Collection[type]) -> Schema:
     origin, inside = get_origin(hint), get_args(hint)
     if origin is Literal:
         return {"enum": list(inside)}
-    if origin is UnionType and inside[-1] is not NoneType:  # two words
+    if origin is UnionType and inside[-1] is not NoneType:  # two literals
         return {"type": [_WORDS[one]["type"] for one in inside]}
     if origin is UnionType:  # a | None
         return _or_null(_shape(inside[0], models))
@@ -162,7 +162,7 @@ def check_parameter(name: str, text: str, schema: Schema) -> Any:
 
 
 def described(schema: Schema) -> str:
-    """What a schema of one member wants, in words."""
+    """The requirements of a member's schema, as text."""
     if "enum" in schema:
         return f"one of {', '.join(schema['enum'])}"
     kind = schema["type"] if isinstance(schema["type"], str) else schema["type"][0]

@@ -1,7 +1,7 @@
-"""Tries a question without making the call: what each check of a call says to it. Nothing is recorded or charged.
+"""Tries a question without making the call, and reports the result of each check. Nothing is recorded or charged.
 
-The checks are those of the request pipeline, by the same functions and in the same order; one that refuses does not end
-the trial, so that all of them are seen.
+The checks are those of the request pipeline, by the same functions and in the same order. A refusal does not end the
+trial, so all checks report.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ class TriedQuestion(NamedTuple):
 
 
 class CheckResult(NamedTuple):
-    """What one check says. `passes` None: there is nothing to check, or it is not known; `reason` is why it refuses."""
+    """The result of one check. `passes` None: there is nothing to check, or the result is unknown; `reason` is the
+    reason of a refusal."""
 
     name: str
     passes: bool | None
@@ -55,7 +56,7 @@ class Trial:
     stages: Stages
 
     async def answer(self, tried: TriedQuestion) -> Mapping[str, Any]:
-        """Returns what every check says, with the explanation of policy and the limits as they stand. Raises
+        """Returns the results of all checks, with the explanation of policy and the current state of the limits. Raises
         TimeoutError."""
         now, (chain, question, at_s, has_arguments) = self.now, tried
         async with asyncio.timeout(EXPLAIN_S):
@@ -144,7 +145,8 @@ class Trial:
         return [CheckResult(name, passed[name], told) for name, told in reached.items()]
 
     async def _limits(self, found: Explanation) -> list[dict[str, Any]] | None:
-        """Returns the limits that the call would be charged to, as they stand now; None if the store is out."""
+        """Returns the limits that the call would be charged to, in their current state; None if the store is
+        unavailable."""
         charges = tuple(one.charge for one in found.limits)
         if not charges:
             return []
@@ -168,7 +170,7 @@ _CHECKED_BY: Final = {Reason.SCHEMA_UNAVAILABLE: "tool", Reason.PIN_MISMATCH: "p
 def _refused_tool(
     refusal: Refusal, reached: Mapping[str, str], passed: Mapping[str, bool | None]
 ) -> Sequence[CheckResult]:
-    """Returns the results up to the check that refused; what comes after it was not looked at."""
+    """Returns the results up to the check that refused. Later checks did not run."""
     refusing, found = _CHECKED_BY[refusal.reason], list[CheckResult]()
     for name, told in reached.items():
         if name == refusing:

@@ -86,7 +86,7 @@ def agent_of(name: str, definition: CliAgent, pool: RunPool, last: Execution | N
 
 
 def agent_in_full(agent: Agent, definition: CliAgent) -> AgentInFull:
-    """An agent with its definition. Arguments are left out, because they may hold the values of `${VAR}`."""
+    """An agent with its definition. Arguments are omitted, because they may contain the values of `${VAR}`."""
     told, offered, chosen = definition.patterns, definition.a2a.capabilities, definition.per_call
     folder = definition.working_directory
     return {

@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 
 LOOK_EVERY_S = 0.5
 LAST_WORDS_S = 1.0  # granted to responses in progress even after the grace time
-CLOSING_S = 10.0  # what follows the grace time takes less: last events, programs that must be killed, the audit's seal
+CLOSING_S = 10.0  # the maximum time after the grace time: last events, killing programs, the audit's seal
 
 log = logging.getLogger("sidecar")
 
@@ -87,7 +87,7 @@ class Application:
                 metrics.resume(kept_series(settings.own / METRICS_FILE))
             evidence = ControlRecords.open(settings, metrics, environ)
             undo.push_async_callback(evidence.audit.close)
-            seen = look_at(path, settings)  # before the files are read, so that later writes count as changes
+            seen = look_at(path, settings)  # before the files are read, so that later writes are treated as changes
             processes = Processes(environ)
             undo.push_async_callback(processes.close)
             shared = SharedStore.open(settings, metrics, evidence.audit, undo)
@@ -190,14 +190,14 @@ class Application:
 
     async def stop(self) -> None:
         """Fails readiness at once, continues to serve for the drain delay, lets calls in flight finish within the grace
-        time, and close the audit last."""
+        time, and closes the audit last."""
         self.report.stopping = True
         self.listening.close_connections_after_answers()
         await asyncio.sleep(self.settings.server.drain_delay_s or 0.0)
         now_s, grace_s = asyncio.get_running_loop().time, self.settings.server.shutdown_grace_s
         until_s = now_s() + grace_s
         self.executions.drain()
-        await self.pipeline.drain(grace_s)  # new calls meanwhile get 503
+        await self.pipeline.drain(grace_s)  # new calls get 503 from here on
         await self.listening.close(max(LAST_WORDS_S, until_s - now_s()))
         await self.jobs.end()
         await self.scheduler.close()
@@ -259,7 +259,7 @@ class Application:
             await self.drift.look()
 
     def measure(self) -> None:
-        """Bring the metrics of requests up to date: those that ended, and those under way."""
+        """Updates the metrics of requests: of those that ended, and of those in progress."""
         self.metrics.settle()
         self.metrics.inflight(Counter(request.protocol for request in self.live.requests))
 
@@ -277,7 +277,7 @@ class Application:
         """Notifies all components that depend on the snapshot in force."""
         try:
             self.executions.offer(self.live.current.settings.agents)
-        except SettingsError as error:  # the files changed after they were read: keep the previous agents
+        except SettingsError as error:  # the files changed after they were read: retain the previous agents
             log.error("the agent programs of the new settings cannot be used; the previous ones stay\n%s", error)
         self.showing.take(self.live.current.budgets)
         self.gauges.reconfigured(self.reloader.loaded_at)
@@ -306,7 +306,7 @@ class Application:
         return key_digests(self.live.current.settings.shared_keys)
 
     def _heard_of_news(self) -> None:
-        """Another replica loaded a revision that does not serve here."""
+        """Another replica loaded a revision that this one does not serve."""
         self.follower.hint()
         self.watcher.hint()
 
@@ -332,8 +332,8 @@ class Application:
         return {"store": self.limiter.store.kind, "limits": shown, "more": more}
 
     async def reset_limits(self, principal: str, limit: str, *, by: str) -> Sequence[str]:
-        """Resets the counters that belong to one principal alone, and records who ordered it. Returns the names of the
-        limits. Raises NoSuchLimit, StoreUnavailable, Refusal(AUDIT_UNAVAILABLE)."""
+        """Resets the counters that belong to one principal alone, and records who requested it. Returns the names of
+        the limits. Raises NoSuchLimit, StoreUnavailable, Refusal(AUDIT_UNAVAILABLE)."""
         now, store = self.live.current, self.limiter.store
         charges = self.showing.own(principal, limit, now.limited, now.engine.roles_of)
         names = sorted({charge.limit for charge in charges})
@@ -350,7 +350,7 @@ class Application:
         return await self.switch.disable(object_of(server, tool), reason=reason, until=until, by=by, is_object=True)
 
     async def switch_on(self, server: str, tool: str, *, by: str) -> bool:
-        """Undos `switch_off`. Returns False if nothing was switched off. Raises SwitchError."""
+        """Reverses `switch_off`. Returns False if nothing was switched off. Raises SwitchError."""
         return await self.switch.enable(object_of(server, tool), by=by, is_object=True)
 
     async def reload(self, by: str) -> str:

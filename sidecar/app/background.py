@@ -1,7 +1,7 @@
 """Runs background jobs and restarts those that fail.
 
 A job that ends is restarted after a pause that doubles while it keeps failing. Ending the process instead would drop
-all callers' connections, and running on without the kill switch or load shedding would be worse than a pause of a
+all callers' connections, and continuing without the kill switch or load shedding would be worse than a pause of a
 second. Readiness reports the failure while it lasts, and each failure is logged.
 """
 

@@ -1,4 +1,5 @@
-"""Owns the audit, open as long as the sidecar lives: control records of its own changes, and published checkpoints."""
+"""Owns the audit, which is open for the life of the sidecar: control records of its own changes, and published
+checkpoints."""
 
 import asyncio
 import logging
@@ -31,7 +32,7 @@ from sidecar.settings.audit import GOES_ON
 from sidecar.settings.sidecar_file import Settings
 
 STDOUT = 1
-CHECKPOINT_RECORDS = 10_000  # after so many records there is a checkpoint in any case
+CHECKPOINT_RECORDS = 10_000  # the maximum number of records between checkpoints
 KNOWN_BYTES = 8 * 2**20  # read from the end of a file of published checkpoints: about 25,000 of them
 
 log = logging.getLogger("sidecar.app.control_records")
@@ -53,7 +54,7 @@ class ControlRecords:
     def open(cls, settings: Settings, metrics: Metrics, environ: Mapping[str, str] = MappingProxyType({})) -> Self:
         """Opens the audit for writing; `environ` may name a proxy for its receiver. Raises SettingsError."""
         key = load_or_make_attesting_key(settings.checkpoint_key_path)
-        if settings.server.worker == 1:  # it starts first: each worker publishes the public keys of all
+        if settings.server.worker == 1:  # it starts first; each worker publishes the public keys of all
             for path in settings.checkpoint_key_paths[1:]:
                 load_or_make_attesting_key(path)
         audit = _audit_from(settings, metrics, key, egress_from(settings.egress, environ))
@@ -69,7 +70,8 @@ class ControlRecords:
 
     async def look_back(self) -> None:
         """Compares the log with the newest published checkpoint, and records a rollback if the log is behind it. Runs
-        before anything is published to the store, and again when a store that was out is back. Raises SettingsError."""
+        before anything is published to the store, and again when a store is available again after an outage. Raises
+        SettingsError."""
         if self.settings.audit.sink not in GOES_ON:
             return
         found, chosen = await asyncio.to_thread(self._given), self.settings.audit
@@ -93,7 +95,7 @@ class ControlRecords:
         hash_at = hash_in(self.settings.audit_path) if in_file else lambda seq: None
         try:
             facts = await asyncio.to_thread(rolled_back, newest, self.began, hash_at)
-        except OSError as error:  # `verify` reads the whole log and reports what it cannot read
+        except OSError as error:  # `verify` reads the whole log and reports the unreadable part
             log.warning("the audit log cannot be compared with the published checkpoints", extra={"error": str(error)})
             return
         if not facts or ROLLED_BACK in self.audit.found:
@@ -128,7 +130,7 @@ class ControlRecords:
 
     async def witness_jump(self, seconds: float) -> None:
         """Records that the clock jumped: times before and after it cannot be compared."""
-        with suppress(Refusal):  # logged by the clock monitor; the audit reports itself that it cannot write
+        with suppress(Refusal):  # logged by the clock monitor; the audit reports its own write failures
             await self.audit.control("clock-jump", "sidecar", seconds=round(seconds, 3))
 
     async def run(self) -> None:
@@ -147,9 +149,9 @@ class ControlRecords:
         await self._tell()
 
     async def _tell(self) -> None:
-        """Publishes the newest checkpoint. The store is left out until its older checkpoints have been read."""
+        """Publishes the newest checkpoint. The store is omitted until its older checkpoints have been read."""
         if self._unasked and self._store is not None and self._store.up:
-            with suppress(SettingsError):  # logged; the audit reports itself that it cannot write
+            with suppress(SettingsError):  # logged; the audit reports its own write failures
                 await self.look_back()
         await self.herald.tell(self.audit.trail.newest, but=("store",) if self._unasked else ())
 

@@ -1,6 +1,6 @@
 """Watches the operator's files for changes.
 
-A scan every half second lists the files and when each was last written, behind links too. A change counts when two
+A scan every half second lists the files and their last write times, following links. A change is accepted when two
 scans agree, so that a burst of writes, an editor's rename or Kubernetes' swap of `..data` is one change.
 """
 
@@ -18,12 +18,12 @@ from sidecar.settings.sidecar_file import Settings
 LOOK_S = 0.5
 LOOK_SHARE, LONGEST_REST_S = 10, 5.0  # after a slow scan, so that at most a tenth of the time is spent on scans
 RETRY_S = 10.0  # after a change that could not be put in force for a reason outside the files
-STILL_S = 0.2  # two scans this far apart that agree: writing has ended
+STILL_S = 0.2  # between two scans that agree: writing has ended
 LONGEST_S = 2.0  # files that keep changing are read after this long
 MAX_FILES = 20_000
 
 WatchLook = Mapping[str, tuple[int, ...]]
-"""Device, inode, size and the times of the last change of content and inode, by path. Missing files are left out."""
+"""Device, inode, size and the times of the last change of content and inode, by path. Missing files are omitted."""
 
 
 def key_files(settings: Settings) -> tuple[Path, ...]:
@@ -55,7 +55,7 @@ def look_under(folders: tuple[Path, ...]) -> dict[str, tuple[int, ...]]:
 
 
 def with_made(seen: WatchLook, settings: Settings) -> WatchLook:
-    """A scan from before the start, updated with the signing key that the start created: that is not a change."""
+    """A scan from before the start, updated with the signing key that the start created, which is not a change."""
     path = settings.signing_key_path
     made = _stamp(path) if str(path) not in seen else ()
     return {**seen, str(path): made} if made else seen
@@ -118,7 +118,7 @@ def _stamp(path: Path) -> tuple[int, ...]:
 
 
 def _is_folder(path: Path) -> bool:
-    """Like `is_dir`, but False where that raises because of file system errors."""
+    """Like `is_dir`, but False if that raises because of file system errors."""
     try:
         return path.is_dir()
     except OSError:

@@ -1,4 +1,4 @@
-"""Checks all operator files and loads them into one snapshot: at the start, for a check, and for each reload."""
+"""Checks all operator files and loads them into one snapshot: at a start, for a check, and for each reload."""
 
 import asyncio
 import os
@@ -64,7 +64,8 @@ RELOADED = frozenset(_RELOADED.split())
 
 
 def check_files(path: Path, environ: Mapping[str, str]) -> tuple[Engine, tuple[Fault, ...]]:
-    """Checks what a start checks, writing nothing. Returns warnings of dangerous settings. Raises ConfigError."""
+    """Checks everything that a start checks, without writing. Returns warnings of dangerous settings. Raises
+    ConfigError."""
     # Without valid settings the other files cannot be found.
     loaded = load(path, environ, check_files=False, all_at_once=True)
     settings, together = loaded.settings, Together()
@@ -74,7 +75,7 @@ def check_files(path: Path, environ: Mapping[str, str]) -> tuple[Engine, tuple[F
     together.call(open_store, settings.store, time.time)
     if os.access(settings.data, os.X_OK) and settings.data.is_dir():  # otherwise already reported, or not created yet
         _check_data(settings, together)
-    if missing:  # already reported; what depends on them cannot be built
+    if missing:  # already reported; objects that depend on them cannot be built
         if stored_name(settings) != NOTHING_YET and all(folder.is_dir() for folder in settings.policy.folders):
             together.call(lambda: Engine(read_policy(settings)))
             together.call(Beside.read, settings.policy.path)
@@ -94,9 +95,10 @@ def check_files(path: Path, environ: Mapping[str, str]) -> tuple[Engine, tuple[F
 
 
 def keeping_faults(loaded: LoadedSettings) -> Iterator[Fault]:
-    """The obstacles to writing; warnings for files of another owner, because the server may run as another user."""
+    """Returns the obstacles to writing, and warnings for files of another owner, because the server may run as another
+    user."""
     for loc, folder in _kept_folders(loaded.settings):
-        # The nearest parent of what a start would create, as far as it is readable.
+        # The nearest existing parent of the paths that a start would create, as far as it is readable.
         ground = next(path for path in (folder.absolute(), *folder.absolute().parents) if os.path.lexists(path))
         if not ground.is_dir():
             hint = "a start creates it: move what is there, or correct the path"
@@ -126,14 +128,14 @@ def _kept_folders(settings: Settings) -> Iterator[tuple[Loc, Path]]:
     for name, path in (("key_path", audit.key_path), ("checkpoint_key_path", audit.checkpoint_key_path)):
         if path is not None and not os.path.lexists(path):
             yield ("audit", name), path.parent
-    # Created by the sidecar, and possibly given to another user since.
+    # Created by the sidecar, and possibly given to another user later.
     for name in ("audit", "evidence", "keys", WORKERS):
         if os.path.lexists(settings.data / name):
             yield ("data",), settings.data / name
 
 
 def _check_data(settings: Settings, together: Together) -> None:
-    """Checks what earlier runs left in the data folder."""
+    """Checks the data that earlier runs left in the data folder."""
     together.call(SwitchLedger.open_all, settings.own, settings.parts)
     together.call(
         RecordStores.open, settings.tasks.store, settings.records_path, open_store(StoreSettings(), time.time).run
@@ -181,7 +183,7 @@ def executions_from(
 def services_from(
     settings: Settings, known: Mapping[str, Service], processes: Processes, signer: TokenSigner, egress: Egress
 ) -> Mapping[str, Service]:
-    """Builds the MCP servers. Those with an unchanged definition in `known` are kept with what was learned of them."""
+    """Builds the MCP servers. Those with an unchanged definition in `known` are reused with their collected state."""
     services = {}
     for name, definition in settings.upstreams.items():
         if definition.mcp is None:
@@ -200,7 +202,7 @@ def agents_from(
     environ: Mapping[str, str],
     egress: Egress,
 ) -> Mapping[str, AgentUpstream]:
-    """Builds the agents, including CLI programs. Agents whose definition is unchanged in `known` are kept."""
+    """Builds the agents, including CLI programs. Agents whose definition is unchanged in `known` are reused."""
     max_bytes = settings.server.max_response_bytes
     made = {
         name: agent_from(name, definition, max_response_bytes=max_bytes, signer=signer, egress=egress)
@@ -258,8 +260,8 @@ async def next_snapshot(
     only_if_changed: bool = False,
     taken: StoredPolicy | None = None,
 ) -> Snapshot:
-    """Builds the next snapshot in a thread, beside the old one. With `only_if_changed`, returns `old` itself if the
-    files have the same content. `taken` is a policy from the source that is not in force yet."""
+    """Builds the next snapshot in a thread, while the old one serves. With `only_if_changed`, returns `old` itself if
+    the files have the same content. `taken` is a policy from the source that is not yet in force."""
     reading = PolicyReading()
 
     def read() -> Snapshot:
@@ -271,10 +273,10 @@ async def next_snapshot(
     try:
         new = await asyncio.to_thread(read)
     except asyncio.CancelledError:
-        reading.abandon()  # otherwise the thread keeps the process from exiting
+        reading.abandon()  # otherwise the thread would prevent the process from exiting
         raise
     if only_if_changed and new.says_the_same_as(old):
-        return old  # nothing was started: no keys fetched, no connections opened
+        return old  # nothing was started: no keys were fetched and no connections opened
     try:
         await new.identity.start(old.identity)
     except BaseException:
@@ -284,7 +286,8 @@ async def next_snapshot(
 
 
 def _reloaded(written: Settings, running: Settings) -> tuple[Settings, tuple[str, ...]]:
-    """The new settings without what needs a restart (CONTRACT 2.4), and the names of the sections left out."""
+    """Returns the new settings without the sections that need a restart (CONTRACT 2.4), and the names of those
+    sections."""
     waiting = [name for name in sorted(NEEDS_RESTART) if getattr(written, name) != getattr(running, name)]
     settings = written.model_copy(update={name: getattr(running, name) for name in waiting})
     for key in ("listen", "console"):
@@ -326,7 +329,7 @@ def snapshot_of(
     reading: PolicyReading | None = None,
     make_keys: bool = True,
 ) -> Snapshot:
-    """A snapshot to serve. `document` holds the settings; what is unchanged in `known` is kept. Raises ConfigError."""
+    """A snapshot to serve. `document` holds the settings; unchanged parts of `known` are reused. Raises ConfigError."""
     keys_digest, together = digest_of_keys(settings), Together()  # before they are read, to notice later changes
     egress = DIRECT
     with together.noted():
@@ -386,7 +389,7 @@ def _self_test(engine: Engine, source: PolicySource, policies: Path, budgets: Bu
 
 
 def _check_schedules(settings: Settings, document: Document) -> None:
-    """Refuses now what a program would refuse at each scheduled run. Raises SettingsError."""
+    """Refuses schedules whose input the program would refuse at each run. Raises SettingsError."""
     faults = [
         document.fault(("schedules", key, "input_parameters"), what, "S180")
         for key, schedule in settings.schedules.items()
@@ -435,7 +438,7 @@ def digest_of_keys(settings: Settings) -> str:
         try:
             with path.open("rb") as file:
                 content = file.read(MAX_KEY_BYTES)
-        except OSError:  # reported where its content is read
+        except OSError:  # reported when its content is read
             content = b""
         digest.update(sha256(content).digest())
     return digest.hexdigest()

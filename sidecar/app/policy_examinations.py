@@ -1,7 +1,7 @@
 """Runs `sidecar policy check` and `sidecar policy test` for operators, each in a process of its own.
 
-Checking a large policy takes seconds of one core, which would delay calls. A process at lower priority takes them, one
-at a time, and once for each state of the files: who asks again meanwhile gets the report that there is.
+Checking a large policy takes seconds of one core, which would delay calls. A process at lower priority does it, one run
+at a time, and once for each state of the files: later requests for the same state get the same report.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from sidecar.upstreams.processes.launcher import CapturedOutput, Processes, Prog
 Examined = Literal["check", "test"]
 DEADLINE_S: Final = 120.0
 MAX_REPORT_BYTES: Final = 8 * 2**20
-MAX_TOLD: Final = 2_000  # characters of why there is no report
+MAX_TOLD: Final = 2_000  # characters of the reason why there is no report
 ARGUMENTS: Final[Mapping[Examined, tuple[str, ...]]] = {"check": ("--json",), "test": ("--json", "--coverage")}
 OUTCOMES: Final = ("failed", "skipped", "passed")
 _BEGINNING: Final = "import os; os.nice(10); from sidecar.cli import main; main()"
@@ -33,8 +33,8 @@ log = logging.getLogger("sidecar.app.policy_examinations")
 
 @dataclass(slots=True)
 class Examination:
-    """One run. `files` identifies the state of the files that it examines; `report` is None until it is there, and
-    `why` says why it never will be."""
+    """One run. `files` identifies the state of the files that it examines; `report` is None until it is available, and
+    `why` is the reason if it never will be."""
 
     files: object
     began_at: float
@@ -50,8 +50,8 @@ class Examination:
 
 @dataclass(slots=True)
 class PolicyExaminations:
-    """The last reports on the files that `config` names. `files` returns an object that is another one after each
-    change of them."""
+    """The last reports on the files that `config` names. `files` returns a new object after each change of the
+    files."""
 
     config: Path
     processes: Processes
@@ -61,7 +61,7 @@ class PolicyExaminations:
     _one_at_a_time: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def see(self, what: Examined) -> Mapping[str, Any]:
-        """The report on the files as they are now. Begins to make it, if nobody has."""
+        """Returns the report on the current state of the files. Starts an examination if none has started."""
         files, last = self.files(), self._last.get(what)
         if last is None or (last.files is not files and (last.report is not None or last.why)):
             last = self._last[what] = Examination(files, time.time())
@@ -101,7 +101,7 @@ class PolicyExaminations:
 
 
 def _report_in(said: CapturedOutput) -> tuple[Mapping[str, Any] | None, str]:
-    """The report, with the tests that fail first, or why there is none. Runs in a thread."""
+    """Returns the report, with failing tests first, or the reason why there is none. Runs in a thread."""
     if len(said.stdout) >= MAX_REPORT_BYTES:
         return None, f"the report is larger than {MAX_REPORT_BYTES // 2**20} MiB: run the command in a shell"
     try:

@@ -1,4 +1,4 @@
-"""Reloads changed files: a new snapshot serves once it is valid and on record, and until then the old one."""
+"""Reloads changed files: the old snapshot serves until the new one is valid and recorded."""
 
 import asyncio
 import logging
@@ -29,8 +29,8 @@ BuildSnapshot = Callable[[Snapshot, bool, StoredPolicy | None], Awaitable[Snapsh
 
 @dataclass(slots=True)
 class Reloader:
-    """Reloads one at a time. `serves` is called with each new snapshot in force. `trouble` says why the current files
-    are not in force; `faults` counts their faults by code, and `refused` are the first of them."""
+    """Reloads, one at a time. `serves` is called with each new snapshot in force. `trouble` is the reason why the
+    current files are not in force; `faults` counts their faults by code, and `refused` are the first of them."""
 
     live: Live
     build: BuildSnapshot
@@ -56,14 +56,14 @@ class Reloader:
             except ConfigError as error:
                 await self._fail(error, by, anew=not only_if_changed)
                 raise
-            except Exception as error:  # neither serving nor watching ends because of it: it is reported and retried
+            except Exception as error:  # neither serving nor watching ends because of it; it is reported and retried
                 why = str(error) if isinstance(error, OSError) else type(error).__name__
                 message, hint = f"the files could not be taken: {why}", "it is tried again; the log has more"
                 unforeseen = SettingsError([fault_in(self.watcher.config, message, code=UNFORESEEN, hint=hint)])
                 await self._fail(unforeseen, by, anew=not only_if_changed, cause=error)
                 raise unforeseen from error
             if new is old:
-                if self._failed:  # the files match the snapshot in force, after having been wrong
+                if self._failed:  # the files match the snapshot in force, after they were wrong
                     log.info("the files are valid again, and are those in force")
                     self._well(old)
                 log.debug("files were touched, and their content is the same")
@@ -179,8 +179,8 @@ class Reloader:
 
 
 def policy_facts(engine: Engine) -> Mapping[str, object]:
-    """Returns what control records say about a policy beside its revision: who decides, unless it is compiled rules,
-    and the kinds that allow what no row denies."""
+    """Returns the members of control records about a policy except its revision: the decider, unless it is compiled
+    rules, and the kinds that allow everything that no row denies."""
     engines = [f"{kind.value}={name}" for kind, name in engine.engines.items() if name != "compiled"]
     allowing = [kind.value for kind in engine.allowing]
     facts = {"policy_engines": engines, "policy_allows_by_default": allowing}

@@ -1,4 +1,4 @@
-"""Updates metrics that no request moves: twice a second, or when a snapshot comes into force."""
+"""Updates metrics that no request changes: twice a second, and when a snapshot comes into force."""
 
 import logging
 import time
@@ -13,7 +13,7 @@ from sidecar.storage.peers import Peers
 from sidecar.upstreams.upstream_account import UpstreamAccount
 from sidecar.vocabulary import PermissionKind
 
-CHOOSE_EVERY_S = 60.0  # which tools have a label
+CHOOSE_EVERY_S = 60.0  # the interval at which tools with a label are chosen
 LOGGED_CHARS = 200  # of each name of a link
 log = logging.getLogger(__name__)
 

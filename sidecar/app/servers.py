@@ -57,7 +57,7 @@ class GrpcServer(Protocol):
 
 @dataclass(slots=True)
 class Servers:
-    """All open listeners: of HTTP, data first, then local ones, then admin; of gRPC by port, "" the common one and
+    """All open listeners: of HTTP, data first, then local ones, then admin; of gRPC by name, "" for the common one and
     others by agent. `path` is the settings file, named in faults."""
 
     path: Path
@@ -134,7 +134,8 @@ class Servers:
         others: OtherWorkers | None,
         undo: AsyncExitStack,
     ) -> Console | None:
-        """The console, once the process that renders its pages is ready, so that the first page comes at once."""
+        """Returns the console once the process that renders its pages is ready, so that the first page is served at
+        once."""
         if not self.settings.admin.console.enabled:
             return None
         # Slow to import, so only when used.
@@ -282,7 +283,7 @@ def _console(
 
 
 def _stale_after(current: Callable[[], TlsContexts | None]) -> IsStale:
-    """Reports whether a peer was authenticated by other authorities than those of the `current` context."""
+    """Reports whether a peer was authenticated by authorities that are not in the `current` context."""
 
     def is_stale(shown: ShownCertificate) -> bool:
         tls = current()
@@ -305,7 +306,7 @@ def _patience(settings: Settings) -> ListenerDeadlines:
 
 
 async def _broken_at_admin(peer: str, status: int) -> web.Response:
-    """Refuses bytes that are no HTTP request, without a record: the audit covers callers."""
+    """Refuses bytes that are not an HTTP request, without a record: the audit covers callers."""
     return web.Response(status=status, headers={"Server": "sidecar"})
 
 

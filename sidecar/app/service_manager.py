@@ -33,12 +33,11 @@ class ServiceManager:
         self._send("RELOADING=1", f"MONOTONIC_USEC={time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000}")
 
     def stopping(self, within_s: float) -> None:
-        """The stop began, and takes at most `within_s`, which takes precedence over a shorter `TimeoutStopSec=`."""
+        """The stop has begun, and takes at most `within_s`, which takes precedence over a shorter `TimeoutStopSec=`."""
         self._send("STOPPING=1", "STATUS=finishes calls in flight", f"EXTEND_TIMEOUT_USEC={int(within_s * 1e6)}")
 
     async def run_watchdog(self) -> None:
-        """Sends a sign of life twice per period. An event loop that hangs sends none, and the manager ends the
-        process."""
+        """Sends a keep-alive twice per period. A hanging event loop sends none, and the manager ends the process."""
         while self._watchdog_s > 0.0:
             self._send("WATCHDOG=1")
             await asyncio.sleep(self._watchdog_s / 2)

@@ -1,11 +1,11 @@
 """Relays the requests of an MCP session to the worker that began it.
 
 Open streams, programs and HTTP+SSE live in one process, and a client's connections may reach any worker. The first
-character of a session's id is the worker's number, so that every worker finds the one that has the session: it sends
-the request on over a socket in that worker's part of the data folder, and its answer back as it comes. The connection
-ends with the answer. A worker that is gone is no longer asked; sessions in the store go on at any other.
+character of a session's id is the worker's number, so that every worker finds the one that has the session. It forwards
+the request over a socket in that worker's part of the data folder, and streams the answer back. The connection ends
+with the answer. A worker that has ended receives no more requests; sessions in the store continue at any other.
 
-Client certificates cannot be passed on: a connection that showed one is served where it is.
+Client certificates cannot be forwarded, so a connection with one is served by the worker that it reached.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _IN_QUERY: Final = re.compile(r"[?&]session_id=([A-Za-z0-9_\-]{43})\Z")
 
 @dataclass(frozen=True, slots=True)
 class SessionRelay:
-    """The handler of this worker's listeners. `entrances` are alike in all workers, in the same order."""
+    """The handler of this worker's listeners. `entrances` are the same in all workers, in the same order."""
 
     pipeline: Pipeline
     me: int
@@ -50,7 +50,7 @@ class SessionRelay:
 
     @classmethod
     def of(cls, settings: Settings, pipeline: Pipeline, entrances: Sequence[Entrance]) -> SessionRelay | None:
-        """That of a worker; None for a process that serves alone."""
+        """Returns the relay of a worker; None for a process that serves alone."""
         sockets = {number: settings.own_of(number) / SOCKET for number in settings.worker_numbers}
         return cls(pipeline, settings.server.worker, sockets, entrances) if sockets else None
 
@@ -62,12 +62,12 @@ class SessionRelay:
         try:
             async with asyncio.timeout(CONNECT_S):
                 reader, writer = await asyncio.open_unix_connection(str(self.sockets[worker]))
-        except (OSError, TimeoutError):  # it is gone, or being replaced
+        except (OSError, TimeoutError):  # it has ended, or is being replaced
             return await self.pipeline.handle(request, self.entrances[number])
         return _RelayedResponse(request, number, reader, writer)
 
     async def handle_relayed(self, request: HttpRequest) -> web.StreamResponse:
-        """Handles a request that another worker has sent on."""
+        """Handles a request that another worker forwarded."""
         told = {name.lower(): value for name, value in request.raw_headers if name.lower() in (_PEER, _ENTRANCE)}
         number = told.get(_ENTRANCE, b"")
         if not number.isdigit() or int(number) >= len(self.entrances):
@@ -77,7 +77,7 @@ class SessionRelay:
 
 
 class _RelayedResponse(web.StreamResponse):
-    """The answer of another worker, byte by byte."""
+    """The answer of another worker, passed on byte by byte."""
 
     def __init__(
         self, request: HttpRequest, number: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
@@ -87,7 +87,7 @@ class _RelayedResponse(web.StreamResponse):
         self._asked, self._number, self._reader, self._writer = request, number, reader, writer
 
     async def prepare(self, request: web.BaseRequest) -> None:
-        """Sends the request on, and its answer back. Raises ConnectionError if the caller is gone."""
+        """Forwards the request, and sends its answer back. Raises ConnectionError if the caller has disconnected."""
         sending = asyncio.create_task(self._send_or_give_up())
         try:
             while piece := await self._reader.read(PIECE_BYTES):
@@ -105,7 +105,7 @@ class _RelayedResponse(web.StreamResponse):
         """Does nothing: the other worker has ended its answer."""
 
     async def _send_or_give_up(self) -> None:
-        """Sends the request on. If its body breaks off, the other worker sees that the caller left."""
+        """Forwards the request. If its body breaks off, the other worker detects that the caller disconnected."""
         try:
             await self._send()
         except (OSError, TimeoutError, GaveWay, web.RequestPayloadError):

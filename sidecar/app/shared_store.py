@@ -1,8 +1,8 @@
 """Opens the stores that replicas share.
 
-The store of limits also holds what several replicas share: task owners, the tasks of the task API, the state of
-schedules, sessions, disabled principals and used proofs. A single instance keeps each of them in memory or in its data
-folder. This module decides what an outage of the store means for each of its users.
+The store of limits also holds the state that replicas share: task owners, the tasks of the task API, the state of
+schedules, sessions, disabled principals and used proofs. A single instance stores each of them in memory or in its data
+folder. This module determines the effect of an outage of the store on each of its users.
 """
 
 import hmac
@@ -34,8 +34,8 @@ log = logging.getLogger("sidecar.app.shared_store")
 
 
 def key_digests(keys: Mapping[str, Path]) -> Mapping[str, str]:
-    """A digest of each key, by its setting. It names the key among replicas and tells nothing of it; keys that are not
-    made yet are left out."""
+    """A digest of each key, by its setting. It identifies the key among replicas without disclosing it; keys that do
+    not exist yet are omitted."""
     found = {}
     for setting, path in keys.items():
         with suppress(OSError):
@@ -75,8 +75,9 @@ class SharedStore:
         return cls(limiter, counting, records, owners, records.of(TASKS))
 
     async def greet(self, settings: Settings) -> None:
-        """Connect before the first call. An outage does not stop the start: calls with limits are refused meanwhile."""
-        if (unshared := settings.unshared_keys) and settings.server.worker <= 1:  # workers have keys in common
+        """Connects before the first call. An outage does not prevent the start: calls with limits are refused during
+        it."""
+        if (unshared := settings.unshared_keys) and settings.server.worker <= 1:  # workers share keys
             log.warning(
                 "other replicas on this store need the keys of this one", extra={"settings": ", ".join(unshared)}
             )
@@ -88,7 +89,7 @@ class SharedStore:
             )
 
     async def proof(self, name: str, for_ms: int) -> bool | None:
-        """Whether a proof is new to all replicas. Raises Refusal while the store is out."""
+        """Whether a proof is new to all replicas. Raises Refusal while the store is unavailable."""
         try:
             answer = await self.limiter.store.run(script_text("proof_once"), f"{KEY}{name}", [str(for_ms)])
         except StoreUnavailable:

@@ -1,4 +1,4 @@
-"""Reports the state of the sidecar from memory: codes and counts for all, sentences for operators alone."""
+"""Reports the state of the sidecar from memory: codes and counts for everyone, sentences for operators only."""
 
 import time
 from collections import Counter, deque
@@ -44,8 +44,8 @@ class RequestSample(NamedTuple):
 
 
 class RecentRequests:
-    """Counts the requests of the last hour, by the difference of samples of the counters. Samples are taken where a
-    step of the clock begins, so that those of several workers can be added."""
+    """Counts the requests of the last hour, from the differences of samples of the counters. Samples are taken when a
+    step of the clock begins, so that the samples of several workers can be added."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class RecentRequests:
 
     def series(self) -> Mapping[str, Any]:
         """The counts of each step of the last hour by status; `at` is the end of a step in seconds since the epoch. The
-        last step is still going on."""
+        last step has not ended yet."""
         samples = [*self._samples, self._sample()._replace(step=int(self._clock() // SAMPLE_EVERY_S) + 1)]
         steps = [(after.step * SAMPLE_EVERY_S, _by_status(before, after)) for before, after in pairwise(samples)]
         return {
@@ -89,7 +89,7 @@ def _by_status(before: RequestSample, after: RequestSample) -> dict[str, int]:
 
 
 class Trouble(NamedTuple):
-    """Why the sidecar is degraded: a public code, and sentences for operators."""
+    """The reason why the sidecar is degraded: a public code, and sentences for operators."""
 
     code: str
     told: tuple[str, ...]
@@ -98,7 +98,7 @@ class Trouble(NamedTuple):
 
 @dataclass(slots=True)
 class StatusReport:
-    """The state of the sidecar in plain values. Holds no secrets and no principals."""
+    """The state of the sidecar in plain values. It contains no secrets and no principals."""
 
     settings: Settings
     way: RequestPath
@@ -124,7 +124,8 @@ class StatusReport:
         return SHADOW if self.pipeline.live.current.shadows(self.pipeline.live.clock()) else ENFORCE
 
     def readiness(self) -> tuple[bool, Mapping[str, Any]]:
-        """Readies unless draining; codes and counts of what is `degraded` only, because the response is public."""
+        """Returns `ready` unless draining, with only codes and counts for `degraded`, because the response is
+        public."""
         if self.stopping:
             return False, {"status": "draining"}
         reasons = self.reasons()
@@ -134,7 +135,7 @@ class StatusReport:
         return True, {"status": "degraded", "reasons": reasons, **({"faults": faults} if faults else {})}
 
     def reasons(self) -> Mapping[str, int]:
-        """Why it is degraded, by code, and how often each reason holds."""
+        """Returns the reasons why it is degraded, by code, with the number of occurrences of each."""
         counts = Counter[str]()
         for trouble in self._troubles():
             counts[trouble.code] += trouble.times
@@ -173,7 +174,7 @@ class StatusReport:
                 yield Trouble("issuer-without-keys", (f"no usable keys of {state.issuer}",))
 
     def _stores(self) -> Iterator[Trouble]:
-        """The stores in use that are out."""
+        """The stores in use that are unavailable."""
         pipeline, now = self.pipeline, self.pipeline.live.current
         api, approvals = self.way.task_api.runner.means.store, pipeline.stages.approvals
         calls_back = now.agents or now.settings.approvals.notify
@@ -244,7 +245,7 @@ class StatusReport:
         }
 
     def _texts(self, warnings: Sequence[Fault]) -> list[str]:
-        """The warnings in words, which are the same for as long as a policy serves."""
+        """The warnings as sentences, which do not change while a policy serves."""
         if self._warnings[0] is not warnings:
             self._warnings = warnings, [str(fault) for fault in warnings]
         return self._warnings[1]
@@ -263,7 +264,7 @@ class StatusReport:
         off = {entry.principal for entry in self.switched_off()}
         own, transport = f"tool:{name}/", "stdio"
         mcp = service.definition.mcp
-        if mcp is not None and mcp.command is None:  # in the seed's terms: `http` is what was detected, too
+        if mcp is not None and mcp.command is None:  # the original data models have `http` for `auto` too
             transport = "sse" if mcp.transport == "sse" else "http"
         return {
             **service.account.plain(),
@@ -277,7 +278,7 @@ class StatusReport:
     def _agent(self, name: str, agent: AgentUpstream) -> Mapping[str, Any]:
         stopped = {entry.principal for entry in self.disabled_principals()}
         standing = {**agent.account.plain(), "protocol": "a2a", "enabled": f"nhi:{name}" not in stopped}
-        with suppress(Refusal):  # it is no program
+        with suppress(Refusal):  # it is not a program
             standing["runs"] = self.executions.standing(name)._asdict()
         return standing
 
@@ -310,7 +311,7 @@ class StatusReport:
         return (*shadow, *default, *doubted, *alone, *unsafe, *disabled, *self.reloader.trouble, *self.follower.trouble)
 
     def disabled_principals(self) -> Sequence[SwitchEntry]:
-        """All disabled principals, both by order and by policies/disabled.yaml."""
+        """All disabled principals: those disabled by an operator and those in policies/disabled.yaml."""
         now_s = self.pipeline.live.clock()
         by_hand, by_file = self.pipeline.stages.switch.ledger.disabled, self.pipeline.live.current.disabled
         return (*by_hand.in_force(now_s), *by_file.in_force(now_s))

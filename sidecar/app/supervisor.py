@@ -1,9 +1,9 @@
 """Runs the workers that serve one address: starts them, replaces those that end or hang, and passes signals on.
 
 The supervisor binds every listening socket and passes all of them to each worker (`LISTEN_FDS`), so that the workers
-share one queue of connections per socket: a worker that is killed loses none that waits, and an idle worker accepts the
-next one. Each worker tells it over a notify socket when it serves, and that it is alive (sd_notify). The standard input
-of a worker is a pipe from the supervisor: at its end the worker knows that the supervisor is gone.
+share one queue of connections per socket: killing a worker loses no waiting connection, and an idle worker accepts the
+next one. Each worker reports over a notify socket when it serves, and that it is alive (sd_notify). The standard input
+of a worker is a pipe from the supervisor, whose end means that the supervisor has ended.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from sidecar.settings.sidecar_file import METRICS_FILE, WORKERS, Settings
 READY_WITHIN_S: Final = 300.0
 FIRST_REST_S: Final = 0.1
 LONGEST_REST_S: Final = 5.0
-STEADY_S: Final = 60.0  # a worker that served for so long is replaced without a rest
-LAST_S: Final = 15.0  # for what a worker does after its grace time, before it is ended
-COPIES_FROM_FD: Final = FIRST_FD + MAX_FDS  # beyond the numbers that a worker finds them at
+STEADY_S: Final = 60.0  # a worker that served this long is replaced without a pause
+LAST_S: Final = 15.0  # for the work of a worker after its grace time, before it is killed
+COPIES_FROM_FD: Final = FIRST_FD + MAX_FDS  # above the numbers at which a worker finds them
 LEFT_S: Final = 3.0  # workers end within two seconds of their supervisor
 MAX_NOTE_BYTES: Final = 4096
 
@@ -51,7 +51,8 @@ class WorkerFailed(Exception):
 
 @dataclass(slots=True)
 class SupervisedWorker:
-    """One worker; `pid` is 0 while it does not run. `failures` counts ends in a row, without steady service between."""
+    """One worker; `pid` is 0 while it does not run. `failures` counts ends in a row, without steady service in
+    between."""
 
     number: int
     notify: socket.socket
@@ -76,7 +77,7 @@ class Supervisor:
         self._path, self._settings, self._environ, self._command = path, settings, environ, command
         self._manager = ServiceManager(environ)
         self._sockets: list[tuple[ListenAddress | UnixAddress, socket.socket, bool]] = []
-        self._copies: list[int] = []  # what each worker gets: the listening sockets, and the lock behind them
+        self._copies: list[int] = []  # the descriptors for each worker: the listening sockets, followed by the lock
         self._chosen: dict[str, str] = {}  # variables with the ports that the system chose
         self._numbers = range(1, count + 1)
         self.workers: list[SupervisedWorker] = []
@@ -84,7 +85,7 @@ class Supervisor:
         self.serves = self._is_killing = False
 
     async def run(self) -> bool:
-        """Serves until a signal asks for the end. Returns whether every worker ended in order. Raises SettingsError,
+        """Serves until a signal requests the end. Returns whether every worker ended in order. Raises SettingsError,
         WorkerFailed."""
         loop = asyncio.get_running_loop()
         try:
@@ -115,7 +116,7 @@ class Supervisor:
     # --- sockets and folders ---
 
     async def _lock(self) -> None:
-        """Locks the folder of the workers, which hold the lock too: those of a supervisor that was killed need a moment
+        """Locks the folder of the workers, which also hold the lock, because those of a killed supervisor need a moment
         to end. Raises SettingsError."""
         folder = self._settings.data / WORKERS
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -135,7 +136,7 @@ class Supervisor:
             await asyncio.sleep(0.05)
 
     def _bind(self) -> None:
-        """Binds every listener but those of gRPC, which workers bind together. Raises SettingsError."""
+        """Binds every listener except those of gRPC, which workers bind together. Raises SettingsError."""
         settings = self._settings
         addresses = [(loc, one) for loc, one in settings.listeners() if loc != ("server", "grpc")]
         for loc, address in (*addresses, ((), UnixAddress(settings.control_path))):
@@ -152,12 +153,12 @@ class Supervisor:
             message = f"workers are passed {MAX_FDS} listeners at most, and there are {len(self._sockets)}"
             raise SettingsError([fault_in(self._path, message, code="S195", hint="set server.workers to 1")])
         inherited().check_all_taken(self._path)
-        # At numbers that a worker's own do not have: the copies are made one after another.
+        # At numbers that a worker's own descriptors do not have, because the copies are made one after another.
         self._copies[:0] = [fcntl.fcntl(sock, fcntl.F_DUPFD_CLOEXEC, COPIES_FROM_FD) for _, sock, _ in self._sockets]
 
     def _make_parts(self) -> None:
         """Makes the folder and the notify socket of each worker. Raises SettingsError."""
-        for kind in (METRICS_FILE, "*.sock"):  # of workers that are no more
+        for kind in (METRICS_FILE, "*.sock"):  # of workers that have ended
             for left in self._settings.data.glob(f"{WORKERS}/*/{kind}"):
                 left.unlink(missing_ok=True)
         for number in self._numbers:
@@ -243,7 +244,7 @@ class Supervisor:
         actions = [(os.POSIX_SPAWN_DUP2, theirs, 0)]
         actions += [(os.POSIX_SPAWN_DUP2, copy, FIRST_FD + index) for index, copy in enumerate(self._copies)]
         try:
-            # In a group of its own: ^C is the supervisor's to pass on.
+            # In a group of its own, because the supervisor passes ^C on.
             worker.pid = os.posix_spawn(self._command[0], self._command, environ, file_actions=actions, setpgroup=0)
         finally:
             os.close(theirs)
@@ -251,7 +252,7 @@ class Supervisor:
         worker.began_mono_s = worker.heard_mono_s = time.monotonic()
 
     def _hear(self, worker: SupervisedWorker) -> None:
-        """Reads what a worker says of itself."""
+        """Reads a worker's reports about itself."""
         while True:
             try:
                 note = worker.notify.recv(MAX_NOTE_BYTES)
@@ -284,7 +285,7 @@ class Supervisor:
             self._all_ended.set()
 
     def _replace(self, worker: SupervisedWorker) -> None:
-        """Starts a worker anew: at once after steady service, else after a rest that grows with each failure."""
+        """Restarts a worker: at once after steady service, otherwise after a pause that grows with each failure."""
         steady = time.monotonic() - worker.began_mono_s >= STEADY_S
         worker.failures = 0 if steady else worker.failures + 1
         wait_s = rest_s(worker.failures)
@@ -297,13 +298,13 @@ class Supervisor:
             return
         try:
             self._spawn(worker)
-        except OSError as error:  # no process or memory is left
+        except OSError as error:  # no process or memory is available
             os.close(worker.line)
             log.error("a worker cannot be started", extra={"worker": worker.number, "error": str(error)})
             asyncio.get_running_loop().call_later(LONGEST_REST_S, self._respawn, worker)
 
     async def _watch(self) -> None:
-        """Ends workers whose event loop stands still, and those that take too long to start."""
+        """Ends workers whose event loop hangs, and those that take too long to start."""
         patience_s = self._settings.server.worker_timeout_s
         while True:
             await asyncio.sleep(min(1.0, patience_s / 4))
@@ -335,7 +336,8 @@ class Supervisor:
             self._reload(worker)
 
     def _reload(self, worker: SupervisedWorker) -> None:
-        """Have a worker reload; one that starts does so when it serves, for it may have read the older files."""
+        """Requests a reload of a worker. A starting worker reloads when it serves, because it may have read the older
+        files."""
         worker.reload_due = not worker.is_ready
         if worker.is_ready:
             worker.is_reloading = True
@@ -369,7 +371,7 @@ class Supervisor:
 
 
 def rest_s(failures: int) -> float:
-    """How long a worker is not started anew after so many failures in a row: not at all after the first."""
+    """Returns the pause before a worker is restarted after this number of failures in a row: none after the first."""
     return 0.0 if failures < 2 else min(FIRST_REST_S * 2 ** min(failures - 2, 16), LONGEST_REST_S)
 
 

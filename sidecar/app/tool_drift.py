@@ -32,7 +32,7 @@ log = logging.getLogger("sidecar.app.tool_drift")
 
 @dataclass(slots=True)
 class _Watched:
-    """What is known of one server: `first` of its first list, `told` of what was reported, by tool."""
+    """The state of one server: `first` are the definitions of its first list, `told` the reported ones, by tool."""
 
     catalogue: ToolCatalogue
     lists: int = -1
@@ -55,7 +55,7 @@ class ToolDrift:
     _watched: dict[str, _Watched] = field(default_factory=dict)
 
     async def look(self) -> None:
-        """Compares and report. Cheap when nothing changed."""
+        """Compares and reports. Cheap if nothing changed."""
         now = self.live.current
         for name in self._watched.keys() - now.services.keys():
             del self._watched[name]
@@ -93,7 +93,7 @@ class ToolDrift:
                 about = {"upstream": service.name, "tools": sorted(hidden)[:MAX_TOLD]}
                 log.warning("texts of tools contain hidden characters", extra=about)
             watched.hidden = hidden
-        # Seen by a caller, and not or not yet in a list that the sidecar fetched itself.
+        # Seen by a caller, but not in a list that the sidecar fetched itself, or not yet.
         for tool, drift in _drifts(seen, _reference(watched, service, now)):
             if len(watched.drifts) < MAX_DRIFTS:
                 watched.drifts.setdefault(tool, drift)

@@ -1,4 +1,4 @@
-"""Decides how many workers serve."""
+"""Determines the number of workers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ OWN_CGROUP: Final = Path("/proc/self/cgroup")
 
 
 def worker_count(settings: Settings) -> int:
-    """How many processes are to serve; 1 for a worker itself."""
+    """The number of processes that serve; 1 for a worker itself."""
     if settings.server.worker:
         return 1
     return min(usable_cpus(), MAX_WORKERS) if settings.server.workers == "auto" else settings.server.workers
@@ -30,7 +30,7 @@ def usable_cpus(cgroups: Path = CGROUPS, own: Path = OWN_CGROUP) -> int:
 
 
 def _quotas(cgroups: Path, own: Path) -> Iterator[float]:
-    """Yields the CPU quotas of this process's cgroup and of those around it (version 2), or that of version 1."""
+    """Yields the CPU quotas of this process's cgroup and its ancestors (version 2), or that of version 1."""
     text = ""
     with suppress(OSError):
         text = own.read_text("ascii")
@@ -40,7 +40,7 @@ def _quotas(cgroups: Path, own: Path) -> Iterator[float]:
             for folder in (path, *path.parents):
                 with suppress(OSError, ValueError):
                     quota, period = (folder / "cpu.max").read_text("ascii").split()
-                    yield float(quota) / float(period)  # "max" is no number: there is no quota
+                    yield float(quota) / float(period)  # "max" is not a number: there is no quota
                 if folder == cgroups:
                     break
     with suppress(OSError, ValueError):

@@ -1,7 +1,7 @@
 """Reads a policy's rows by a pycasbin adapter.
 
-`sidecar.policy.adapter_rows` runs the adapter in a process of its own, which stays for the next reading and writes the
-rows into a file. Their digest is the policy's name. A pause after each reading bounds the processor time of all.
+`sidecar.policy.adapter_rows` runs the adapter in a process of its own, which remains for the next reading and writes
+the rows into a file. Their digest is the policy's name. A pause after each reading bounds the total processor time.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from sidecar.upstreams.processes.launcher import Process, Processes, Program, St
 
 READER: Final = Path(__file__).parents[2] / "policy" / "adapter_rows.py"
 REST: Final = 2  # times the processor time of a reading: readings take at most a third of a core
-SETTLE_S: Final = 0.05  # after the watcher told of a change, for those that follow
+SETTLE_S: Final = 0.05  # after the watcher reports a change, for further changes
 EXIT_S: Final = 0.5
-_OURS: Final = "SIDECAR_"  # variables of these names are settings of ours, and secrets may be among them
+_OURS: Final = "SIDECAR_"  # variables with these names are settings of the sidecar, possibly secrets
 
 Order = Mapping[str, Any]
 _Judged = tuple[str, AdapterSource, WatchLook]
@@ -40,8 +40,8 @@ _Judged = tuple[str, AdapterSource, WatchLook]
 
 @dataclass(slots=True)
 class AdapterOrigin:
-    """The rows of an adapter. `hint` is called when its watcher tells of a change. `_refused` are rows that were
-    refused, with the settings and the state of the files that they were judged with, and the reason."""
+    """The rows of an adapter. `hint` is called when its watcher reports a change. `_refused` are refused rows, with the
+    settings and the state of the files at that time, and the reason."""
 
     clock: Callable[[], float]
     processes: Processes
@@ -107,7 +107,7 @@ class AdapterOrigin:
         return new
 
     async def _running(self, order: Order, chosen: AdapterSource) -> _ReaderProcess:
-        """The process, started if it does not run, or runs by other settings or secrets."""
+        """Returns the process. Starts it if it does not run, or runs with other settings or secrets."""
         if self._reader is None or not self._reader.runs or self._reader.order != order:
             await self.close()
             environ = {name: text for name, text in self.processes.environ.items() if not name.startswith(_OURS)}
@@ -127,7 +127,7 @@ class AdapterOrigin:
 
 
 class _ReaderProcess:
-    """A running process of `adapter_rows`, which serves one `order`. It is asked one thing at a time."""
+    """A running process of `adapter_rows`, which serves one `order`. It receives one request at a time."""
 
     def __init__(self, process: Process, order: Order, changed: Callable[[], None]) -> None:
         self.order = order
@@ -144,7 +144,7 @@ class _ReaderProcess:
         self._process.stdin.write(orjson.dumps(order) + b"\n")
 
     async def ask(self, order: Order) -> Mapping[str, Any]:
-        """The answer. Raises SourceError with the failure that it names, or if the process ends."""
+        """The answer. Raises SourceError with the reported failure, or if the process ends."""
         self._answer = asyncio.get_running_loop().create_future()
         if not self.runs:
             raise SourceError(self._why())
@@ -170,9 +170,9 @@ class _ReaderProcess:
                         self._answer.set_result(said)
             with suppress(TimeoutError):
                 async with asyncio.timeout(EXIT_S):
-                    await self._process.wait()  # so that the error can say how it ended
+                    await self._process.wait()  # so that the error can state how it ended
         except (OSError, ValueError):
-            pass  # nothing that it says from here on can be understood
+            pass  # its later output cannot be interpreted
         finally:
             self._process.abandon()
             if self._answer is not None and not self._answer.done():
@@ -214,7 +214,7 @@ def _class_order(chosen: PythonClass, secrets: Mapping[str, str]) -> Order:
 
 
 def _filled(value: Any, secrets: Mapping[str, str]) -> Any:
-    """The arguments with the secrets that they name."""
+    """The arguments with their secrets filled in."""
     match value:
         case str():
             return SECRET_PLACE.sub(lambda found: secrets[found[1]], value)

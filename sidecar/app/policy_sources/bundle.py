@@ -1,8 +1,8 @@
 """Makes, signs, verifies and unpacks policy bundles.
 
 A bundle is a tar.gz. Its first member, `manifest.json`, names the policy, its version, and the size and SHA-256 of each
-file. The second, `signatures.json`, holds Ed25519 signatures over the first's exact bytes; no more is inflated until
-one is verified. The others are the files: `policies/` and optionally `models/`.
+file. The second, `signatures.json`, has Ed25519 signatures over the exact bytes of the first; no more is inflated until
+one is verified. The other members are the files: `policies/` and optionally `models/`.
 """
 
 import hashlib
@@ -50,7 +50,7 @@ class BundleEntry(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """A bundle's contents. `version` rises with each bundle of the policy `name`; `created_at` is a Unix time."""
+    """A bundle's contents. `version` increases with each bundle of the policy `name`; `created_at` is a Unix time."""
 
     name: str
     version: int
@@ -78,7 +78,7 @@ def build(folder: Path, *, name: str, version: int, created_at: float) -> bytes:
     entries = {path: {"bytes": len(raw), "sha256": hashlib.sha256(raw).hexdigest()} for path, raw in files.items()}
     manifest = {"v": VERSION, "name": name, "version": version, "created_at": created_at, "files": entries}
     raw = orjson.dumps(manifest, option=orjson.OPT_INDENT_2 | orjson.OPT_SORT_KEYS)
-    _manifest(raw)  # refuse to build what no reader accepts
+    _manifest(raw)  # refuse to build a bundle that no reader accepts
     return archive_of({MANIFEST: raw, **files})
 
 

@@ -1,8 +1,8 @@
 """Fetches a policy from a git ref.
 
 The program `git` fetches one commit into a private bare repository and packs the wanted folder as a tar archive, which
-is unpacked like any other archive. It runs bounded in time and disk space, with no configuration of the machine or the
-user, no hooks, submodules, prompts or redirects, and no transport but the configured URL's.
+is unpacked like any other archive. It is bounded in time and disk space, and runs with no configuration of the machine
+or the user, no hooks, submodules, prompts or redirects, and no transport but the configured URL's.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _SETTINGS: Final = (
 
 @dataclass(slots=True)
 class GitOrigin:
-    """A git ref. `_refused` maps refused commits, with the settings that they were judged by, to the reasons."""
+    """A git ref. `_refused` maps refused commits, with the settings at that time, to the reasons."""
 
     clock: Callable[[], float]
     processes: Processes
@@ -78,7 +78,7 @@ class GitOrigin:
         self._refused = {}
 
     async def close(self) -> None:
-        """Nothing of it runs between two looks."""
+        """No part of it runs between two polls."""
 
     async def _look(self, settings: Settings, chosen: GitSource) -> StoredPolicy | None:
         shelf, old = StoredRevisions(settings), await asyncio.to_thread(kept_for, settings)
@@ -165,7 +165,8 @@ class _GitRunner:
         return await self.line("rev-parse", "--verify", "--quiet", f"{CANDIDATE}^{{commit}}")
 
     async def _whole_ref(self) -> str:
-        """The full ref of a short name. A branch and a tag of it are refused: permissions to push them differ."""
+        """Returns the full ref of a short name. A name of both a branch and a tag is refused, because permissions to
+        push them differ."""
         short = self.chosen.ref
         if short == "HEAD" or short.startswith("refs/") or COMMIT.fullmatch(short):
             return short
@@ -227,7 +228,7 @@ class _GitRunner:
         return said.decode("utf-8", "replace").strip()
 
     async def _too_much_on_disk(self, also: Path | None) -> None:
-        """Returns when git has used too much disk space: a small repository can hold a large archive."""
+        """Returns when git uses too much disk space, because a small repository can contain a large archive."""
         while True:
             if await asyncio.to_thread(_bytes_under, self.folder, also) > MAX_ON_DISK:
                 return

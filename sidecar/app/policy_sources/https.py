@@ -24,8 +24,8 @@ MAX_BYTES: Final = 64 * 2**20
 
 @dataclass(slots=True)
 class BundleOrigin:
-    """A bundle at a URL. `_seen` holds the validator of the last response and the settings and keys that it was judged
-    by. A bundle already judged under the same settings and keys, accepted or refused, is not fetched again."""
+    """A bundle at a URL. `_seen` holds the validator of the last response and the settings and keys at that time. A
+    bundle that was already accepted or refused under the same settings and keys is not fetched again."""
 
     clock: Callable[[], float]
     environ: Mapping[str, str] = field(default_factory=dict)
@@ -34,7 +34,7 @@ class BundleOrigin:
     rest_s: float = 0.0
 
     async def look(self, settings: Settings) -> StoredPolicy | None:
-        """Fetch, check and unpack the bundle if it differs from the last one taken. Raises SourceError."""
+        """Fetches, checks and unpacks the bundle if it differs from the last accepted one. Raises SourceError."""
         chosen = settings.policy.source.bundle if settings.policy.source else None
         assert chosen is not None
         keys = await asyncio.to_thread(_read, chosen.keys_path)
@@ -58,10 +58,10 @@ class BundleOrigin:
         self._refused = why
 
     def forget(self) -> None:
-        self._seen, self._refused = None, ""  # the settings or keys that it was judged by may have changed
+        self._seen, self._refused = None, ""  # the settings or keys may have changed
 
     async def close(self) -> None:
-        """Nothing of it runs between two looks."""
+        """No part of it runs between two polls."""
 
     def _take(self, settings: Settings, chosen: BundleSource, raw: bytes) -> StoredPolicy | None:
         old, shelf = kept_for(settings), StoredRevisions(settings)
@@ -119,6 +119,6 @@ async def _fetched(
 def _leaving(
     chosen: BundleSource, settings: EgressSettings, environ: Mapping[str, str]
 ) -> tuple[Egress, ssl.SSLContext]:
-    """How the connection leaves, and whom it trusts. Raises SettingsError."""
+    """Returns the egress of the connection and its trusted authorities. Raises SettingsError."""
     egress = egress_from(settings, environ)
     return egress, egress.tls(instead="" if chosen.ca_path is None else read_authorities(chosen.ca_path))

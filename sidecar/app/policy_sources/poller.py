@@ -1,7 +1,8 @@
-"""Polls a policy source and adopts what it finds.
+"""Polls a policy source and adopts new policies.
 
 The source is polled before anything serves, at an interval, and when another replica has loaded a new revision. While
-it is out or sends bad policies, the last good one serves, operators see that, and polling backs off with jitter.
+the source is unavailable or sends invalid policies, the last valid one serves, operators are informed, and polling
+backs off with jitter.
 """
 
 import asyncio
@@ -21,8 +22,8 @@ from sidecar.settings.timestamps import rfc3339
 from sidecar.upstreams.processes.launcher import Processes
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 300.0
-LONGEST_ADAPTER_PAUSE_S: Final = 10.0  # its reader is on this machine, and a database is back sooner than a repository
-IDLE_S: Final = 3600.0  # without a source there is nothing to wait for
+LONGEST_ADAPTER_PAUSE_S: Final = 10.0  # its reader is on this machine, and a database recovers sooner than a repository
+IDLE_S: Final = 3600.0  # without a source there are no changes to wait for
 MAX_REFUSED: Final = 50
 SPREAD: Final = 0.2  # share of the interval, so that replicas started together poll at different times
 
@@ -31,31 +32,32 @@ log = logging.getLogger("sidecar.app.policy_sources")
 
 class PolicyOrigin(Protocol):
     rest_s: float
-    """The shortest pause before it is looked at again."""
+    """The minimum pause before the next poll."""
 
     async def look(self, settings: Settings) -> StoredPolicy | None:
-        """The source's policy, checked and stored; None if already taken. Raises SourceError, SettingsError."""
+        """The source's policy, checked and stored; None if it was already accepted. Raises SourceError,
+        SettingsError."""
 
     def refuse(self, why: str) -> None:
         """Lets `look` return a new result instead of the last one."""
 
     def forget(self) -> None:
-        """Judges refused policies again."""
+        """Lets refused policies be checked again."""
 
     async def close(self) -> None:
-        """Ends what it has running."""
+        """Ends its running work."""
 
 
 AdoptPolicy = Callable[[StoredPolicy, str, Callable[[], Awaitable[None]]], Awaitable[None]]
-"""Puts a policy from the source in force, by order of the second argument. The last is called once it is valid and
-recorded. Raises ConfigError; the old policy then stays in force."""
+"""Puts a policy from the source in force, on behalf of the second argument. The last argument is called once the policy
+is valid and recorded. Raises ConfigError; the old policy then remains in force."""
 
 
 @dataclass(slots=True)
 class SourcePoller:
-    """Polls the source. `random` returns numbers from 0 to 1. `trouble` says why the source's policy does not serve,
-    `faults` counts its faults by code, `refused` are the first of them, `good_at` is when it was last polled with
-    success."""
+    """Polls the source. `random` returns numbers from 0 to 1. `trouble` is the reason why the source's policy does not
+    serve, `faults` counts its faults by code, `refused` are the first of them, `good_at` is the time of the last
+    successful poll."""
 
     processes: Processes
     clock: Callable[[], float]
@@ -74,7 +76,7 @@ class SourcePoller:
     _one_at_a_time: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def begin(self, settings: Settings, prove: Callable[[Settings], object]) -> None:
-        """Takes the source's policy, or the last stored one if `prove` raises ConfigError; without one, raises it."""
+        """Uses the source's policy, or the last stored one if `prove` raises ConfigError; without one, raises it."""
 
         async def adopt(taken: StoredPolicy, by: str, keep: Callable[[], Awaitable[None]]) -> None:
             await asyncio.to_thread(prove, placed(settings, taken))
@@ -121,11 +123,11 @@ class SourcePoller:
         return served.version if served is not None and served.name == name else 0
 
     def hint(self) -> None:
-        """Polls soon: the source may have a new version."""
+        """Polls soon, because the source may have a new version."""
         self._wake.set()
 
     def reconsider(self) -> None:
-        """Judges refused policies again under the new settings."""
+        """Checks refused policies again under the new settings."""
         if self.trouble and self._origin is not None:
             self._origin.forget()
             self._wake.set()
@@ -147,7 +149,7 @@ class SourcePoller:
                     await self._adopted(origin, settings, new, adopt, by)
             except (SourceError, ConfigError) as error:
                 longest_s = LONGEST_PAUSE_S
-                if kind == "adapter" and isinstance(error, SourceError):  # it was read, if its rows are refused
+                if kind == "adapter" and isinstance(error, SourceError):  # it was read even if its rows were refused
                     longest_s = 0.0 if error.refused else LONGEST_ADAPTER_PAUSE_S
                 self._fail(settings, str(error), error.faults if isinstance(error, ConfigError) else (), longest_s)
                 return error
@@ -175,12 +177,12 @@ class SourcePoller:
         except ConfigError as error:
             folders = tuple(map(str, (shelf_of(settings) / new.name, *settings.policy.folders)))
             if any(fault.file.startswith(folders) for fault in error.faults):
-                origin.refuse(str(error))  # the policy itself is at fault: judge again only when it changes
+                origin.refuse(str(error))  # the policy itself is invalid: check it again only when it changes
             else:
                 origin.forget()
             raise
         except BaseException:
-            origin.forget()  # so that it is not treated as taken
+            origin.forget()  # so that it is not treated as accepted
             raise
         log.info("a policy was taken from its source", extra={"kind": new.kind, "version": new.version})
 

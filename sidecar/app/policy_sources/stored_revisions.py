@@ -1,4 +1,5 @@
-"""Stores fetched policies whole or not at all: the one in force, recorded last and atomically, and the one before."""
+"""Stores fetched policies, each as a whole or not at all: the one in force, recorded last and atomically, and the
+previous one."""
 
 import secrets
 import shutil
@@ -12,11 +13,12 @@ from sidecar.settings.stored_policy import CURRENT, StoredPolicy, shelf_of
 from sidecar.settings.writing import sync_folder, write_whole
 
 GIT: Final = "git"
-FEW_ROWS: Final = 3  # of fewer rows, any may be taken away
+FEW_ROWS: Final = 3  # below this number, any number of rows may be removed
 
 
 class SourceError(Exception):
-    """Why no policy was taken, for operators. `refused`: the source's policy is not taken until it changes."""
+    """The reason why no policy was accepted, for operators. `refused`: the source's policy is not accepted until it
+    changes."""
 
     def __init__(self, message: str, *, refused: bool = False) -> None:
         super().__init__(message)
@@ -43,7 +45,7 @@ class StoredRevisions:
     def name(self, made: Path, name: str) -> None:
         """Renames a completely unpacked policy to its final name. Raises OSError."""
         target = self.folder / name
-        if target.exists():  # refused before, or left by a killed process; the new content is checked
+        if target.exists():  # refused earlier, or left by a killed process; the new content is checked
             shutil.rmtree(target)
         made.rename(target)
         sync_folder(self.folder)
@@ -65,9 +67,10 @@ class StoredRevisions:
 
 
 def objection(new: StoredPolicy, old: StoredPolicy | None, accept: str | None) -> str:
-    """Why the policy is refused, or "". Policies of another repository or name pass: the settings changed.
+    """Returns why the policy is refused; "" if it is not. Policies of another repository or name are accepted, because
+    the settings changed.
 
-    A valid signature does not stop the replay of an old policy, so versions must rise. A policy that lost more than
+    A valid signature does not stop the replay of an old policy, so versions must increase. A policy that lost more than
     half of its bytes is probably a packaging mistake. The operator can `accept` one policy nonetheless, by its digest.
     """
     if old is None or accept == new.name or (new.kind, new.of) != (old.kind, old.of):

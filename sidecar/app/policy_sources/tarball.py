@@ -47,7 +47,7 @@ class TarMember(NamedTuple):
 
 @dataclass(slots=True)
 class TarNames:
-    """The names seen so far, compared as a case-insensitive file system does."""
+    """The names seen so far, compared like in a case-insensitive file system."""
 
     files: set[str] = field(default_factory=set)
     folders: set[str] = field(default_factory=set)
@@ -91,7 +91,7 @@ def members(archive: IO[bytes], *, by_git: bool = False) -> Iterator[TarMember]:
         if not (by_git and _is_hidden(name)):
             names.take(name)
             yield TarMember(name, size, content)
-        for _ in content:  # skip what the caller left unread
+        for _ in content:  # skip content that the caller did not read
             pass
         _exactly(archive, _padded(size) - size)
     if by_git and (folder := next((name for name in empty if not _is_hidden(name)), None)):
