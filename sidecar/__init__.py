@@ -1,4 +1,4 @@
-"""sidecar: a policy-as-code authorization proxy beside AI agents.
+"""sidecar: a policy-as-code authorization proxy for AI agents.
 
 The path of a call:
 
@@ -33,8 +33,7 @@ The packages:
     cli/            one module per command
 
 `vocabulary` defines the shared nouns, `errors` the reason of every refusal. `client` is for applications that ask for
-decisions, and imports nothing of the others. Imports point one way (pyproject.toml,
-importlinter).
+decisions, and imports none of the others. Imports point one way (pyproject.toml, importlinter).
 """
 
 __version__ = "0.1.0"

@@ -1,10 +1,10 @@
-"""The client of applications that ask a sidecar for decisions, and enforce them themselves.
+"""The client for applications that ask a sidecar for decisions and enforce them themselves.
 
     async with DecisionPoint("https://sidecar.acme.example:9443", key=secret) as decisions:
         if await decisions.decide("user:alice", "tool:github/create_issue", {"repo": "acme/site"}, via="nhi:planner"):
             ...
 
-It speaks AuthZEN 1.0. Its only error is `DecisionUnavailable`: a program that does not catch it does not act.
+It uses AuthZEN 1.0. Its only error is `DecisionUnavailable`: a program that does not catch it does not act.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ ACTIONS: Final = {"tool": "tools/call", "prompt": "prompts/get", "resource": "re
 
 
 class DecisionUnavailable(Exception):
-    """There is no decision: the sidecar cannot be reached, or did not answer in time or did not understand. `status` is
-    that of its HTTP answer, None without one."""
+    """There is no decision: the sidecar is unreachable, did not answer in time, or did not understand. `status` is that
+    of its HTTP answer, None without one."""
 
     def __init__(self, message: str, status: int | None = None) -> None:
         super().__init__(message)
@@ -44,8 +44,8 @@ class Limit(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """The answer to one question; true if the call is allowed. `reason` is why it is denied, `decision_id` the id of
-    its audit record. `retry_after_s` tells when a limit permits it again."""
+    """The answer to one question; true if the call is allowed. `reason` is the reason of a denial, `decision_id` the id
+    of its audit record. `retry_after_s` is the time until a limit permits it again."""
 
     allowed: bool
     reason: str = ""
@@ -59,8 +59,8 @@ class Decision:
 
 class Question(NamedTuple):
     """Whether `caller` (`user:alice`, `nhi:planner`) may use `object` (`tool:github/create_issue`, `nhi:researcher`)
-    with these arguments. `via` is the agent that acts for the caller. `charge` counts the call toward its limits, where
-    the sidecar leaves that to its callers (`pdp.charges: ask`)."""
+    with these arguments. `via` is the agent that acts for the caller. `charge` counts the call toward its limits, if
+    the sidecar leaves this to its callers (`pdp.charges: ask`)."""
 
     caller: str
     object: str
@@ -196,7 +196,7 @@ def _answer(status: int, raw: bytes) -> dict[str, Any]:
 
 
 def _why(answer: object) -> str:
-    """Returns what an error says: a problem document's `error`, or that of a decision's context."""
+    """Returns the reason in an error: a problem document's `error`, or that of a decision's context."""
     told = answer.get("error") if isinstance(answer, dict) else None
     if told is None and isinstance(answer, dict) and isinstance(answer.get("context"), dict):
         error = answer["context"].get("error")

@@ -1,4 +1,4 @@
-"""Defines refusal reasons, errors in the operator's files, and the table from reason to answer.
+"""Defines refusal reasons, errors in the operator's files, and the table that maps reasons to answers.
 
 Errors are of three kinds, which are never mixed:
 
@@ -18,7 +18,7 @@ from typing import Any, Final, Literal, NamedTuple
 
 
 class Reason(StrEnum):
-    """Why a call was refused. The values appear in answers, audit records and metrics (CONTRACT 6)."""
+    """The reason why a call was refused. The values appear in answers, audit records and metrics (CONTRACT 6)."""
 
     UNAUTHENTICATED = "unauthenticated"
     BAD_CREDENTIAL = "bad-credential"
@@ -82,7 +82,7 @@ class CredentialFault(StrEnum):
     NOT_YET_VALID = "not-yet-valid"
     AUDIENCE = "audience"
     NOT_ACCEPTED = "not-accepted"  # the algorithm, type, lifetime or claims are not accepted
-    SUBJECT = "subject"  # the issuer may not name this subject or these actors, or the name is no principal
+    SUBJECT = "subject"  # the issuer may not name this subject or these actors, or the name is not a principal
     UNKNOWN = "unknown"  # no such API key or address token
     PROOF = "proof"  # the proof of possession is missing or does not match
     REPLAYED = "replayed"
@@ -93,16 +93,17 @@ class CredentialFault(StrEnum):
 ErrorCode = Literal[
     "InvalidParameters", "Unauthorized", "NotFound", "RateLimitExceeded", "ExecutionFailed", "Timeout", "InternalError"
 ]
-"""McpErrorCode of the seed."""
+"""McpErrorCode of the original data models."""
 
 AuditStatus = Literal["success", "permission_denied", "rate_limited", "error"]
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """How one reason is answered: `http` in the stateless era and over plain HTTP, `session_http` in the session era,
-    where a 403 would end the client's session, and `live_http` in a live session, where clients stop at every 4xx.
-    `code` is the JSON-RPC code: the HTTP status, outside all reserved ranges, unless the protocol defines one."""
+    """How one reason is answered: `http` in stateless revisions and over plain HTTP, `session_http` in session
+    revisions, where a 403 would end the client's session, and `live_http` in a live session, where clients stop at
+    every 4xx. `code` is the JSON-RPC code: the HTTP status, outside all reserved ranges, unless the protocol defines
+    one."""
 
     http: int
     session_http: int
@@ -173,12 +174,12 @@ ANSWERS: Mapping[Reason, Answer] = {
     Reason.APPROVAL_PENDING: _denied("A person must approve this call"),
     Reason.APPROVAL_REFUSED: _denied("A person refused this call"),
     Reason.APPROVAL_EXPIRED: _denied("No person approved this call in time"),
-    Reason.METHOD_UNKNOWN: Answer(  # the stateless era defines its own answer: 404 and -32601 (`mcp.call_from`)
+    Reason.METHOD_UNKNOWN: Answer(  # stateless revisions define their own answer: 404 and -32601 (`mcp.call_from`)
         404, 200, 403, _UNAUTHORIZED, "permission_denied", "This method is not allowed through"
     ),
     # At the aggregate address a live session continues although one name in it is unknown.
     Reason.UPSTREAM_UNKNOWN: Answer(404, 404, -32602, _NOT_FOUND, "error", "No such server", live_http=200),
-    # In the session era HTTP 404 means that the session has ended, so a client that names an old tool or task would
+    # In session revisions HTTP 404 means that the session has ended, so a client that names an old tool or task would
     # lose it.
     Reason.TOOL_UNKNOWN: Answer(404, 200, -32602, _NOT_FOUND, "error", "No such tool"),
     Reason.SESSION_UNKNOWN: _same(404, -32600, _NOT_FOUND, "Session terminated"),  # clients match this text
@@ -229,8 +230,8 @@ ROW_LIMIT = "max_calls_per_hour"
 class Refusal(Exception):
     """Ends the caller's call for one reason. Never carries a secret, the value of an argument or a rule.
 
-    `detail` is a sentence for the caller that says what and where. `data` is added to the protocol's own error (MCP's
-    `supported` versions). `code`, `http` and `words` override the table's, where an upstream's own are passed on.
+    `detail` is a sentence for the caller with the fault and its place. `data` is added to the protocol's own error
+    (MCP's `supported` versions). `code`, `http` and `words` override the table's if an upstream's own are passed on.
     `challenge` fills `WWW-Authenticate` after `scheme`. `credential_fault` is for audit records only; a bad credential
     without one was revoked.
     """
@@ -273,7 +274,7 @@ class Refusal(Exception):
 
 
 class Unsent(Refusal):
-    """Nothing was sent to the upstream, so nothing is charged: there was no credential for it, or none in time."""
+    """Nothing was sent to the upstream, so nothing is charged: there was no credential for it, at least not in time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -350,7 +351,8 @@ class Together:
             read(*given)
 
     def refuse(self) -> None:
-        """Raises the collected faults, each once, as an error of the first one's class, if there are any."""
+        """Raises the collected faults, each once, as an error of the class of the first one. Does nothing if there are
+        none."""
         if self.errors:
             raise type(self.errors[0])(tuple(dict.fromkeys(fault for error in self.errors for fault in error.faults)))
 
@@ -361,7 +363,7 @@ def fault_in(path: Path | str, message: str, *, code: str, hint: str = "") -> Fa
 
 
 def visible(text: str) -> str:
-    """Escapes characters that are not printable, line ends too: a name must not begin a line of its own."""
+    """Escapes characters that are not printable, including line ends, because a name must not begin a new line."""
     if text.isprintable():
         return text
     return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)

@@ -56,8 +56,8 @@ ASSERTED: Final = "asserted"  # by an enforcement point, which is its issuer
 @dataclass(frozen=True, slots=True)
 class Credential:
     """A presented credential without the secret. `key_id` is a schedule's name or a certificate's thumbprint. `trust`
-    (the digest of a certificate's authorities, or what was looked up of a token) and `signed_by` (the key's thumbprint)
-    are not recorded."""
+    (the digest of a certificate's authorities, or the claim of a token that was looked up) and `signed_by` (the key's
+    thumbprint) are not recorded."""
 
     kind: CredentialKind
     issuer: str = ""
@@ -68,15 +68,15 @@ class Credential:
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """A chain that was authenticated on this request, until `expires_at`. `token` is the verified bearer token where
-    the upstream receives it or one exchanged for it, else ""; it is never compared or printed."""
+    """A chain that was authenticated on this request, until `expires_at`. `token` is the verified bearer token if the
+    upstream receives it or one exchanged for it, otherwise "". It is never compared or printed."""
 
     chain: Chain
     credentials: tuple[Credential, ...]
     expires_at: float | None = None
     token: str = field(default="", repr=False, compare=False)
     binding: str = field(init=False, repr=False, compare=False)
-    """The owner of a session: issuer and name of every principal, never the bytes of a token."""
+    """The owner of a session: issuer and name of every principal, without any bytes of a token."""
 
     def __post_init__(self) -> None:
         digest = sha256()
@@ -139,11 +139,11 @@ ACTIONS: Final = (
     | {"push/set", "push/get", "push/list", "push/delete", "card/extended"}
     | {"sampling/createMessage", "elicitation/create", "roots/list"}
 )
-# The actions of `use` that begin something: a row that demands an approval demands it of these.
+# The actions of `use` that begin work. A row that demands an approval demands it for these.
 BEGUN: Final = frozenset({"tools/call", "prompts/get", "resources/read", "message/send", "message/stream"})
-SKILL = "task_type"  # the member of a message's metadata that names the skill, as in the seed's task
+SKILL = "task_type"  # the member of a message's metadata that names the skill
 MAX_SKILL_CHARS = 128
-ERROR_CODE = "error_code"  # the member of a failed task's message that holds the seed's error code
+ERROR_CODE = "error_code"  # the member of a failed task's message with the error code of the original data models
 
 
 class Question(NamedTuple):
@@ -184,9 +184,9 @@ def skill_in(arguments: Mapping[str, Any]) -> str:
 class Call(NamedTuple):
     """One parsed request. All `questions` must be allowed; the first one names the call in audit and limits. A
     `session` call (initialize, ping, lists, notifications) needs no row of its own: any live grant on the server allows
-    it, a deny row on `nhi:<server>` closes it; one on an agent is decided like an entry of a list. Each of the `tasks`
-    that it names must be the caller's own, and the question that created it is decided again. `wants_task` requests
-    that the answer be a task."""
+    it, a deny row on `nhi:<server>` closes it; a session call on an agent is decided like an entry of a list. Each of
+    the `tasks` that it names must be the caller's own, and the question that created it is decided again. `wants_task`
+    requests that the answer be a task."""
 
     protocol: str
     protocol_version: str
@@ -204,8 +204,8 @@ class Call(NamedTuple):
 
 
 class ApprovalTerms(NamedTuple):
-    """What a row demands of approvals: one person with `role`, who answers within `within_s`. An approval is used once,
-    or for `valid_s`. `reason` says whether the person must give one."""
+    """The approval that a row demands: one person with `role`, who answers within `within_s`. An approval is used once,
+    or for `valid_s`. `reason` is whether the person must give a reason."""
 
     role: str
     within_s: float = 900.0
@@ -215,7 +215,7 @@ class ApprovalTerms(NamedTuple):
 
 class RuleRef(NamedTuple):
     """One row of policy. `expires_at` is in seconds since the epoch; `max_calls_per_hour` None means no limit;
-    `approval` is what an allow row demands besides."""
+    `approval` is the approval that an allow row demands."""
 
     id: str
     kind: PermissionKind
@@ -236,7 +236,8 @@ class RuleRef(NamedTuple):
 
 
 class Link(NamedTuple):
-    """One link of a chain and its decision. `rules` are the rows it rests on: every matching allow, or the denies."""
+    """One link of a chain and its decision. `rules` are the rows that led to it: every matching allow row, or the deny
+    rows."""
 
     kind: PermissionKind
     subject: str
@@ -248,15 +249,15 @@ class Link(NamedTuple):
 
 
 class Read(NamedTuple):
-    """What a condition reads of arguments: names by place, and names read in a loop, wherever its items are."""
+    """The argument inputs of a condition: names by place, and names read in a loop, wherever its items are."""
 
     tree: Mapping[str, Any] = {}
     anywhere: frozenset[str] = frozenset()
 
 
 class Fact(NamedTuple):
-    """The outcome of one condition for one link: a digest of its text, its result, and the inputs it read
-    (path → value)."""
+    """The outcome of one condition for one link: a digest of its text, its result, and the inputs that it read (path →
+    value)."""
 
     condition: str
     outcome: Literal["true", "false", "error"]
@@ -273,17 +274,17 @@ class RowLimit(NamedTuple):
 
 
 Answer = Literal["allow", "approval", "deny"]
-"""What policy says to a call. `approval`: it is allowed once a person approves it."""
+"""The answer of policy to a call. `approval`: it is allowed once a person approves it."""
 EngineName = Literal["compiled", "casbin", "both"]
-"""Who decides the requests of a kind: compiled rules, pycasbin, or both of them, which must agree."""
+"""The decider of the requests of a kind: compiled rules, pycasbin, or both, which must agree."""
 
 
 class Decision(NamedTuple):
-    """The answer for a whole chain, under one policy revision. `until` is the nearest expiry among the rules it rests
-    on. `roles` are those through which the last link's rules matched, for the audit's `agent_role`. `names_read`: what
-    conditions read of the arguments. `engine` is `compiled` if compiled rules decided every link, `casbin` if pycasbin
-    alone decided one. `approvals` are the rules that allow it only with a person's approval. Equal answers share every
-    field but `facts`, which are those of the call."""
+    """The answer for a whole chain, under one policy revision. `until` is the nearest expiry among the rules that led
+    to it. `roles` are those through which the last link's rules matched, for the audit's `agent_role`. `names_read` are
+    the argument names that conditions read. `engine` is `compiled` if compiled rules decided every link, `casbin` if
+    pycasbin alone decided one. `approvals` are the rules that allow it only with a person's approval. Equal answers
+    share every field except `facts`, which are those of the call."""
 
     allowed: bool
     revision: str
@@ -305,7 +306,7 @@ class Decision(NamedTuple):
 
     @property
     def denied_by(self) -> tuple[str, ...]:
-        """Why the decision is a denial: the ids of rules that deny, and the reason of each link that no rule allows."""
+        """The reasons of a denial: the ids of rules that deny, and the reason of each link that no rule allows."""
         denied = [link for link in self.links if not link.allowed]
         words = [word for link in denied for word in [rule.id for rule in link.rules] or [str(link.reason)]]
         return tuple(dict.fromkeys(words))

@@ -17,7 +17,7 @@ anchor that matches the last line of the renamed file, which the next start acce
     key-changed      the anchor was made with another key: one of `older`, and checked, or an unknown one; then the
                      record holds the anchor, and `verify` reports the evidence as broken until it gets that key
     anchor-missing   lines, but no anchor                    \\
-    anchor-forged    an anchor that our key did not make      |  none of these occurs by itself:
+    anchor-forged    an anchor with an invalid MAC            |  none of these has a natural cause:
     anchor-differs   an anchor of another history             |  `verify` reports the evidence as broken
     records-lost     the anchor covers lines that are gone    |
     line-changed     the last line's seal does not match it  /

@@ -5,7 +5,7 @@ chain's current end, so an append whose reply was lost can be repeated: existing
 command that arrives late finds another end and does nothing.
 
     <stream>          one entry for each line: `XRANGE <stream> - +`, field `line`
-    {<stream>}:head   `head`: the anchor, as beside a file (`chain.py`); `turn`: the current writer
+    {<stream>}:head   `head`: the anchor, as next to a file (`chain.py`); `turn`: the current writer
 
 A stream has one writer: a starting process takes over, and the previous writer can no longer write. A store that was
 emptied or rolled back has lost confirmed lines. The chain continues after them, so that `verify` reports which lines
@@ -71,7 +71,7 @@ class RedisCarrier:
             if found.what:
                 self._anew = True  # the anchor is replaced together with the record of the findings
             else:
-                self._append(AppendLines((), found.end, found.end), anyway=True)  # our key's anchor; also tests writing
+                self._append(AppendLines((), found.end, found.end), anyway=True)  # also tests writing
         except (OSError, RedisError, TypeError, ValueError) as error:
             message = f"the audit stream cannot be written: {_why(error)}"
             raise SettingsError([fault_in("audit.redis", message, code="A120")]) from None

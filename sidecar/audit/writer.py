@@ -16,7 +16,7 @@ stalled in the meantime delays only the calls whose records wait.
     waiting     records queued for the next append
     at work     records that the thread is writing
     stalled     the thread is late by `deadline_s`: waiting and new callers are refused until it returns. Its records
-                may still be written: the log may contain more than the caller was told, never less
+                may still be written: the log may contain more than callers know, never less
 
 A sink is settled `SETTLE_S` after its last append, when no other has followed.
 

@@ -34,11 +34,11 @@ from sidecar.settings.secrets import read_secret
 WAITING, APPROVED, ALL = "waiting", "approved", "all"
 STATES: Final = (WAITING, APPROVED, "used", "refused", "expired", "withdrawn")
 PAGE: Final = 200
-MAX_PAGES: Final = 50  # as many requests as are kept by default
+MAX_PAGES: Final = 50  # as many requests as are stored by default
 ID_CHARS: Final = 41
 MIN_PREFIX_CHARS: Final = 4
 SHOWN_CHARS: Final = 12  # of an id in a table: enough to be unique
-LISTED: Final = 5  # of several requests that a prefix may mean
+LISTED: Final = 5  # of several requests that match a prefix
 
 
 @click.group(cls=Group)
@@ -202,7 +202,7 @@ def _place(config: Path, url: str, key_path: Path | None) -> Place:
 
 
 def _checked(person: str, url: str, *, is_needed: bool = False) -> dict[str, str]:
-    """The person as an order names it: over the control socket only."""
+    """The person named in the order; over the control socket only."""
     if url:
         if person:
             raise click.UsageError("with --url the credential names the person, not --as")
@@ -224,8 +224,8 @@ def _page(place: Place, state: str, limit: int, offset: int) -> tuple[list[Any],
 
 
 def _named(place: Place, text: str, states: Sequence[str]) -> str:
-    """The id that begins with the text, of a request in one of these states. Raises CommandFailed if there is none, or
-    are several."""
+    """The id that begins with the text, of a request in one of these states. Raises CommandFailed if there is none or
+    more than one."""
     if len(text) >= ID_CHARS:
         return text
     if len(text) < MIN_PREFIX_CHARS:

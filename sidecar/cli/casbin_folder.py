@@ -1,4 +1,4 @@
-"""Turns the files of a Casbin program into a working folder, or into the settings for one that exists."""
+"""Converts the files of a Casbin program into a working folder, or into the settings for an existing one."""
 
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,20 +26,20 @@ _TABLES = {
 
 
 class CasbinFolder(NamedTuple):
-    """The model and the rows as they came, by their new names, with what was proposed for them."""
+    """The unchanged model and rows, by their new names, with the proposed settings."""
 
     model: bytes
     rows: Mapping[str, bytes]
     proposal: Proposal
 
     def settings(self, *, with_models: bool = True) -> str:
-        """Return the keys of `policy` in sidecar.yaml, without `path`."""
+        """Returns the keys of `policy` in sidecar.yaml, without `path`."""
         lines = _lines(self.proposal) if not with_models else (*_models(self), *_lines(self.proposal))
         return "".join(f"  {line}\n" for line in lines)
 
 
 def read_folder(model: Path, policy: Path, map_path: Path | None, rows: str = POLICY_FILE) -> CasbinFolder:
-    """Read the files of a program. `rows` is the name of its rows in the folder. Raises PolicyError and SettingsError
+    """Reads the files of a program. `rows` is the name of its rows in the folder. Raises PolicyError and SettingsError
     with every fault, at its place in these files."""
     given = CasbinMap() if map_path is None else read_document(map_path, error=SettingsError).validate(CasbinMap)
     files = files_in([policy])
@@ -56,7 +56,7 @@ def read_folder(model: Path, policy: Path, map_path: Path | None, rows: str = PO
 
 
 def attributes_yaml(proposal: Proposal) -> str:
-    """Return attributes.yaml with nothing but an example of what the policy reads; "" if it reads nothing."""
+    """Returns attributes.yaml with only an example of the attributes that the policy reads; "" if it reads none."""
     read = proposal.attributes
     if not any(read.values()):
         return ""

@@ -1,4 +1,4 @@
-"""`sidecar check`: checks everything that a start would check, and reports what is suspicious in the policy."""
+"""`sidecar check`: checks everything that a start would check, and reports suspicious parts of the policy."""
 
 import os
 from dataclasses import replace
@@ -45,7 +45,7 @@ def check(config: Path, as_json: bool, strict: bool, soon_days: float, catalogue
 
 
 def _reported(config: Path, strict: bool, soon_days: float, catalogue: Path | None) -> CheckReport:
-    from sidecar.app.loader import check_files  # twice as long to import as the rest, which is all that help needs
+    from sidecar.app.loader import check_files  # takes twice as long to import as the rest, which is enough for help
 
     faults, rules = list[Fault](), dict[str, int]()
     try:

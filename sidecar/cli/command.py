@@ -1,4 +1,4 @@
-"""What all commands share: exit codes, options, JSON output, and how a command ends."""
+"""The common parts of all commands: exit codes, options, JSON output, and how a command ends."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ EXISTING_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 EXISTING_FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
 
 CONFIG_VARIABLE = "SIDECAR_CONFIG"
-"""Names the configuration where no -c does."""
+"""Names the configuration if there is no -c."""
 
 
 def config_option_for(told: str = "The configuration.") -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -82,8 +82,8 @@ def settings_in(config: Path, *, check_files: bool = False) -> Settings:
 
 
 def check_installation() -> None:
-    """Raises CommandFailed if JupyterLab's package, the distribution `sidecar`, lies in the same folder as this one:
-    they have the same import name, and each has overwritten files of the other."""
+    """Raises CommandFailed if JupyterLab's package, the distribution `sidecar`, is in the same folder as this one: they
+    have the same import name, and each has overwritten files of the other."""
     from importlib.metadata import distributions
 
     folder = Path(__file__).parents[2]
@@ -98,21 +98,21 @@ def check_installation() -> None:
 
 
 def check_known(name: str, known: Collection[str], kind: str, config: Path, *, hint: str = "") -> None:
-    """Raises CommandFailed if no such thing is configured."""
+    """Raises CommandFailed if no such object is configured."""
     if name not in known:
         there = ", ".join(known) or "none at all"
         raise CommandFailed(f"{config} names no {kind} {name!r}: there is {there}", USAGE, hint=hint)
 
 
 def check_object(text: str, option: str) -> None:
-    """Raises BadParameter for what is no object of rules."""
+    """Raises BadParameter for a text that is not an object of rules."""
     if not _OBJECT.fullmatch(text):
         hint = "write tool:<server>/<tool>, prompt:<server>/<name>, resource:<server>/<uri> or nhi:<name>"
         raise click.BadParameter(f"{text!r} is no object: {hint}", param_hint=option)
 
 
 def json_object(text: str, option: str) -> dict[str, Any]:
-    """The JSON object that an option gives. Raises BadParameter."""
+    """The JSON object in an option. Raises BadParameter."""
     try:
         value = orjson.loads(text)
     except orjson.JSONDecodeError as error:

@@ -184,7 +184,7 @@ async def _run(folder: Path, stay: bool) -> bool:
 
 
 async def _go_on(url: str) -> None:
-    """Repeat the calls to the server until SIGINT or SIGTERM."""
+    """Repeats the calls to the server until SIGINT or SIGTERM."""
     from mcp import Client
 
     stop, loop = asyncio.Event(), asyncio.get_running_loop()
@@ -210,7 +210,7 @@ async def _play(app: Application, url: str) -> bool:
 
 
 async def _converse(app: Application, url: str) -> bool:
-    """Call the agent with the official A2A client, which finds the address in the card that the sidecar serves."""
+    """Calls the agent with the official A2A client, which finds the address in the card that the sidecar serves."""
     import httpx
     from a2a.client import A2ACardResolver, ClientConfig, ClientFactory
 
@@ -223,7 +223,7 @@ async def _converse(app: Application, url: str) -> bool:
 
 
 async def _wait_for_a_person(app: Application, url: str) -> bool:
-    """Call a tool that needs an approval, and answer as the person who gives it."""
+    """Calls a tool that needs an approval, and answers as the person who gives it."""
     from mcp import Client
 
     async def call(scene: DemoScene) -> str:
@@ -239,7 +239,7 @@ async def _wait_for_a_person(app: Application, url: str) -> bool:
 
 
 async def _asked_for(app: Application) -> str:
-    """The id of the request for approval of the call that waits."""
+    """The id of the request for approval of the waiting call."""
     while True:
         if found := (await _ask_operator(app, "/api/approvals?state=waiting"))["approvals"]:
             return str(found[0]["id"])
@@ -247,14 +247,14 @@ async def _asked_for(app: Application) -> str:
 
 
 async def _ask_operator(app: Application, target: str, order: object = None) -> Any:
-    """What `sidecar approval` asks, over the control socket."""
+    """Makes the requests of `sidecar approval`, over the control socket."""
     return (await asyncio.to_thread(exchange, app.settings.control_path, target, order))[1]
 
 
 async def _shown(
     app: Application, first: int, scenes: Sequence[DemoScene], call: Callable[[DemoScene], Awaitable[str]]
 ) -> bool:
-    """Make the calls and show each with its audit record; whether all outcomes are the expected ones."""
+    """Makes the calls and shows each with its audit record. Returns whether all outcomes are the expected ones."""
     good = True
     for number, scene in enumerate(scenes, first):
         heard = await call(scene)

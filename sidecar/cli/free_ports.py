@@ -1,17 +1,17 @@
-"""Finds free ports below the ephemeral range, from which outgoing connections take theirs at any moment."""
+"""Finds free ports below the ephemeral range, from which outgoing connections take theirs."""
 
 import os
 import socket
 from typing import Final
 
 LOWEST: Final = 15_000
-HIGHEST: Final = 32_000  # the ephemeral range begins at 32,768 on Linux, at 49,152 elsewhere
+HIGHEST: Final = 32_000  # the ephemeral range begins at 32,768 on Linux, at 49,152 on other systems
 
 _last = LOWEST + os.getpid() * 7919 % (HIGHEST - LOWEST)  # concurrent processes search in different places
 
 
 def free_ports(count: int) -> list[int]:
-    """Return ports of 127.0.0.1 that are free and unlikely to be taken soon. Raises OSError if there are too few."""
+    """Returns ports of 127.0.0.1 that are free and unlikely to be used soon. Raises OSError if there are too few."""
     global _last
     found: list[int] = []
     for _ in range(HIGHEST - LOWEST):

@@ -204,7 +204,7 @@ def starting_files() -> dict[str, str]:
 
 
 def write_files(folder: Path, files: Mapping[str, str | bytes], *, secret: bool = False) -> None:
-    """Write files that must not exist yet; `secret` ones are readable by their owner only. Raises OSError."""
+    """Writes files that must not exist yet; only their owner can read `secret` ones. Raises OSError."""
     for name, content in files.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -59,7 +59,7 @@ class Group(click.Group):
         return [CompletionItem(name, help=told) for name, told in self._helps() if name.startswith(incomplete)]
 
     def _helps(self) -> list[tuple[str, str]]:
-        """The name and the help of each command, which importing none of them gives."""
+        """Yields the name and the help of each command, without importing any of them."""
         return [(name, two if isinstance(two, str) else one) for name, (one, two) in self._commands_in.items()]
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -93,6 +93,6 @@ class Root(Group):
         for word in args:
             if not word.isprintable() and any("\ud800" <= char <= "\udfff" for char in word):
                 raise click.UsageError(f"the argument {word!a} is not UTF-8", ctx)
-        if os.environ.get("NO_COLOR"):  # https://no-color.org; rich reads it by itself
+        if os.environ.get("NO_COLOR"):  # https://no-color.org; rich reads it too
             ctx.color = False
         return super().parse_args(ctx, args)

@@ -70,5 +70,5 @@ def _row(one: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _number(value: float) -> str:
-    """Format a number without scientific notation such as 1e-06."""
+    """Formats a number without scientific notation such as 1e-06."""
     return f"{value:.6f}".rstrip("0").rstrip(".") if isinstance(value, float) else str(value)

@@ -33,11 +33,11 @@ class AdminListener(NamedTuple):
 
 
 Place = Path | AdminListener
-"""Where a sidecar answers: its control socket, or its admin listener."""
+"""The address of a sidecar: its control socket, or its admin listener."""
 
 
 def admin_listener(url: str, secret: str) -> AdminListener:
-    """Raises ValueError for what is no URL of a listener."""
+    """Raises ValueError for an invalid URL of a listener."""
     origin = parse_origin(url)
     if origin.path != "/":
         raise ValueError("write the scheme, the host and the port of the admin listener, and nothing more")
@@ -52,7 +52,7 @@ def path_of(*parts: str) -> str:
 def ask_control(
     place: Place, target: str, *, verb: str = "GET", order: object = None, deadline_s: float = LOOK_S
 ) -> tuple[int, bytes]:
-    """Return the status and body of the response; `order` is sent as JSON. Raises OSError if there is no response."""
+    """Returns the status and body of the response; `order` is sent as JSON. Raises OSError if there is no response."""
     with _asked(place, target, verb, order, deadline_s) as response:
         return response.status, response.read(MAX_ANSWER_BYTES)
 
@@ -67,7 +67,8 @@ def ask(
     hint: str = NOT_RUNNING,
     hints: Mapping[str, str] = {},
 ) -> Any:
-    """Return the running sidecar's response, and print it with `as_json`. `hints` are suggestions by refusal reason."""
+    """Returns the running sidecar's response, and prints it with `as_json`. `hints` are suggestions by refusal
+    reason."""
     status, answer = exchange(settings_in(config).control_path, target, order, verb=verb, hint=hint)
     if as_json:
         print_json(answer)
@@ -79,7 +80,7 @@ def ask(
 def exchange(
     place: Place, target: str, order: object = None, *, verb: str = "", hint: str = NOT_RUNNING
 ) -> tuple[int, Any]:
-    """Return the status and the parsed body of the response. Ends the command if there is none."""
+    """Returns the status and the parsed body of the response. Ends the command if there is none."""
     deadline_s = LOOK_S if order is None and not verb else ORDER_S
     verb = verb or ("GET" if order is None else "POST")
     with reaching(hint):
@@ -88,7 +89,7 @@ def exchange(
 
 
 def answer_in(status: int, body: bytes) -> Any:
-    """Parse a response body; an error that is not the API's becomes a message. Raises OSError for what is not JSON."""
+    """Parses a response body; an error that is not the API's becomes a message. Raises OSError if it is not JSON."""
     try:
         answer = orjson.loads(body)
     except orjson.JSONDecodeError:
@@ -110,7 +111,7 @@ def refused(status: int, answer: Mapping[str, Any], *, quiet: bool = False, hint
 
 @contextmanager
 def reaching(hint: str = NOT_RUNNING) -> Iterator[None]:
-    """End the command with a message if there is no response."""
+    """Ends the command with a message if there is no response."""
     try:
         yield
     except OSError as error:
@@ -118,8 +119,8 @@ def reaching(hint: str = NOT_RUNNING) -> Iterator[None]:
 
 
 def events(control: Path, target: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield a stream's events, with their names, as they arrive. Raises OSError if the sidecar does not respond, or the
-    connection breaks; ends the command if the sidecar refuses."""
+    """Yields a stream's events, with their names, as they arrive. Raises OSError if the sidecar does not respond, or
+    the connection breaks; ends the command if the sidecar refuses."""
     with _asked(control, target, "GET", None, SILENT_S) as response:
         if response.status != 200:
             refused(response.status, answer_in(response.status, response.read(MAX_ANSWER_BYTES)))

@@ -44,7 +44,7 @@ def serve(config: Path, log_format: LogFormat | None) -> None:
     """Check the configuration and the policy, then serve until SIGTERM. SIGHUP reloads."""
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # unhandled, it would end the process; the reload follows the start
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # its log output is caller-controlled and not JSON
-    gc.disable()  # until `settle_interpreter`: looking for garbage, of which there is little, is a fifth of a start
+    gc.disable()  # until `settle_interpreter`: garbage collection, which finds little, takes a fifth of a start
     hold_standard()
     log_format = log_format or ("text" if sys.stderr.isatty() else "json")
     begin_logging(log_format, os.environ.get("SIDECAR_SERVER__WORKER", ""))
@@ -53,7 +53,7 @@ def serve(config: Path, log_format: LogFormat | None) -> None:
         log.info("raised the limit of open files", extra={"before": before, "now": now})
     with _failures_told(log_format, config):
         check_installation()
-        # Whether there are workers; the start of one process checks everything else.
+        # Whether there are workers. The start of one process checks everything else.
         settings = load(config, os.environ, check_files=False, all_at_once=True).settings
         if (count := worker_count(settings)) > 1:
             _supervise(config, settings, count)
@@ -64,7 +64,7 @@ def serve(config: Path, log_format: LogFormat | None) -> None:
 
 @contextmanager
 def _failures_told(log_format: LogFormat, config: Path) -> Iterator[None]:
-    """End the command with all faults if the start fails: as `sidecar check` prints them, or as lines of the log."""
+    """Ends the command with all faults if the start fails, in the form of `sidecar check` or as log lines."""
     try:
         yield
     except ConfigError as error:
@@ -89,10 +89,10 @@ def _failures_told(log_format: LogFormat, config: Path) -> Iterator[None]:
 
 
 def _supervise(config: Path, settings: Settings, count: int) -> None:
-    """Run the workers. Ends with the exit code of one that ends before it serves."""
+    """Runs the workers. Ends with the exit code of one that ends before it serves."""
     from sidecar.app.supervisor import Supervisor, WorkerFailed, command_of_this
 
-    # asyncio's own loop: uvloop keeps SIGCHLD to itself.
+    # asyncio's own loop, because uvloop keeps SIGCHLD for its own use.
     try:
         in_order = asyncio.run(Supervisor(config, settings, os.environ, count, command_of_this()).run())
     except WorkerFailed as failed:
@@ -138,7 +138,7 @@ async def _serve(path: Path, environ: Mapping[str, str]) -> None:
 
 
 async def _started(path: Path, environ: Mapping[str, str], stop: asyncio.Event) -> Application | None:
-    """Start a sidecar. Returns None, with everything undone, if a stop was requested before the start completed."""
+    """Starts a sidecar. Returns None, with everything undone, if a stop was requested before the start completed."""
     with _no_certificates():
         from sidecar.app.application import Application
 
@@ -157,7 +157,7 @@ async def _started(path: Path, environ: Mapping[str, str], stop: asyncio.Event) 
 
 @contextmanager
 def _no_certificates() -> Iterator[None]:
-    """Let OpenSSL find no certificates of authorities.
+    """Lets OpenSSL find no certificates of authorities.
 
     aiohttp loads all of them when it is imported, for its client, which the sidecar does not use: 35 ms and 2.6 MB."""
     names = {"SSL_CERT_FILE": os.devnull, "SSL_CERT_DIR": os.devnull}
@@ -174,10 +174,10 @@ def _no_certificates() -> Iterator[None]:
 
 
 def settle_interpreter() -> None:
-    """Tune the garbage collector and thread switching for serving.
+    """Tunes the garbage collector and thread switching for serving.
 
-    Objects made at start need not be visited again, and calls leave little garbage. Threads that hash large data
-    hand the GIL to the event loop on request; by default only after 5 ms, each time it runs."""
+    Objects made at the start need not be visited again, and calls leave little garbage. Threads that hash large data
+    pass the GIL to the event loop on request, by default only after 5 ms each time."""
     gc.freeze()
     gc.enable()
     gc.set_threshold(20_000, 20, 20)
@@ -185,8 +185,8 @@ def settle_interpreter() -> None:
 
 
 def _follow_supervisor(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
-    """End this worker when its supervisor is gone: its standard input ends then. A new supervisor binds the same
-    addresses, so calls in flight have a moment only."""
+    """Ends this worker when its supervisor has ended, because its standard input ends then. A new supervisor binds the
+    same addresses, so calls in flight have only a moment."""
 
     def wait() -> None:
         while os.read(0, 1):
@@ -200,14 +200,14 @@ def _follow_supervisor(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> 
 
 
 def _stop_or_die(stop: asyncio.Event) -> None:
-    """Request a stop on the first signal; on the second, end the process without waiting for calls in flight."""
+    """Requests a stop on the first signal; on the second, ends the process without waiting for calls in flight."""
     if stop.is_set():
         os._exit(NO)
     stop.set()
 
 
 async def _reload_at(hangup: asyncio.Event, app: Application, manager: ServiceManager) -> None:
-    """Reload on SIGHUP. Any number of signals during a reload cause one more."""
+    """Reloads on SIGHUP. Any number of signals during a reload cause one more."""
     while True:
         await hangup.wait()
         hangup.clear()
@@ -218,13 +218,13 @@ async def _reload_at(hangup: asyncio.Event, app: Application, manager: ServiceMa
 
 
 def _state_of(app: Application) -> str:
-    """What the service manager shows of the process: the address, the revision, and whether the newest files serve."""
+    """Returns the state for the service manager: the address, the revision, and whether the newest files serve."""
     refused = "; the newest files are refused" if app.reloader.faults else ""
     return f"serves {app.base_url}, policy {app.live.current.engine.revision}{refused}"
 
 
 def _announce(app: Application) -> None:
-    """Log what is served now; signals are safe from this point on."""
+    """Logs what the sidecar serves now. Signals are safe from this point on."""
     from sidecar.app.loader import idle_schedules
     from sidecar.audit.sinks import place_of
 
@@ -257,7 +257,7 @@ def _announce(app: Application) -> None:
 
 
 def _other_faults(error: ConfigError, config: Path) -> list[Fault]:
-    """The further faults that a check finds: a start stops at the first one."""
+    """Returns the further faults that a check finds, because a start stops at the first one."""
     from sidecar.app.loader import check_files
 
     try:

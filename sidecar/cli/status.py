@@ -41,7 +41,8 @@ def _show(found: Mapping[str, Any], *, as_json: bool, as_line: bool = False) -> 
 
 
 def _found(control: Path) -> Mapping[str, Any]:
-    """The status, with `limits`: those near their end, the fullest first, or None if their store is out."""
+    """Returns the status, with `limits`: those near their end, the fullest first, or None if their store is
+    unavailable."""
     code, answer = exchange(control, "/status")
     if code >= 300:
         refused(code, answer)
@@ -68,7 +69,7 @@ def _print(found: Mapping[str, Any]) -> None:
 
 
 def _sentences(found: Mapping[str, Any]) -> list[str]:
-    """Why it is degraded. Draining is named by the status itself."""
+    """Returns the reasons why it is degraded. The status itself states that it is draining."""
     reasons = found.get("reasons", ())
     return list(reasons) if isinstance(reasons, list) else []
 

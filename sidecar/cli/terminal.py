@@ -1,4 +1,4 @@
-"""Tables and progress: drawn on a terminal, plain or silent elsewhere. NO_COLOR is honoured."""
+"""Tables and progress: drawn on a terminal, otherwise plain or silent. NO_COLOR is honoured."""
 
 import sys
 import time
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 def print_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print rows below their head: a drawn table on a terminal, aligned columns elsewhere."""
+    """Prints rows below their head: a drawn table on a terminal, otherwise aligned columns."""
     if sys.stdout.isatty():
         from rich import box
         from rich.console import Console
@@ -37,7 +37,7 @@ def print_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
 
 def show_repeatedly(find: Callable[[], T], show: Callable[[T], None], every_s: float) -> None:
-    """Show what is found on a cleared terminal every so many seconds, until ^C; goes on while no sidecar answers."""
+    """Shows the result on a cleared terminal at an interval, until ^C. Continues while no sidecar answers."""
     with suppress(KeyboardInterrupt):
         while True:
             try:
@@ -60,7 +60,7 @@ def watch_options(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def span(seconds: float) -> str:
-    """Format a span by its two largest units, such as 3d 4h."""
+    """Formats a span by its two largest units, such as 3d 4h."""
     left, parts = max(0, int(seconds)), list[str]()
     for unit, size in _UNITS:
         if left >= size:
@@ -71,7 +71,7 @@ def span(seconds: float) -> str:
 
 @contextmanager
 def progress(what: str, total: int | None = None) -> Iterator[Callable[..., None]]:
-    """Yield a function that takes how much is done, and draws a bar on a terminal. It may also take the total."""
+    """Yields a function that receives the amount done, and draws a bar on a terminal. It may also receive the total."""
     if not sys.stderr.isatty():
         yield lambda done, total=None: None
         return
@@ -80,7 +80,7 @@ def progress(what: str, total: int | None = None) -> Iterator[Callable[..., None
 
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed:,}"), TimeElapsedColumn())
     next_s = time.monotonic() + EVERY_S  # short work draws nothing
-    # Without a thread that refreshes: work may be given to other processes, which are forked.
+    # Without a refreshing thread, because work may be given to other processes, which are forked.
     with Progress(*columns, console=Console(stderr=True), transient=True, auto_refresh=False) as bar:
         task = bar.add_task(what, total=total)
 

@@ -35,7 +35,7 @@ class Duration(click.ParamType[float]):
 
 
 class Instant(click.ParamType[float]):
-    """A time with a zone, in seconds since the epoch, as rows may have it."""
+    """A time with a zone, in seconds since the epoch, in the form of rows."""
 
     name = "TIME"
 

@@ -50,7 +50,7 @@ def wrap(path: Path, config: Path | None, url: str | None, as_json: bool) -> Non
     known = frozenset(settings.upstreams) if settings else frozenset[str]()
     if settings is not None and config is not None:
         missing = [server for server in file.servers if server.loc in wanted and wanted[server.loc] not in known]
-        if any(not server.disabled for server in missing):  # those that are switched off are left out below
+        if any(not server.disabled for server in missing):  # disabled ones are omitted below
             listed = ", ".join(f"{server.name} ({wanted[server.loc]})" for server in missing)
             raise CommandFailed(f"{config} has no upstream for {listed}: add them there")
     for server in file.servers:
@@ -164,7 +164,7 @@ def _written(path: Path, raw: bytes, text: str) -> Path:
 
 
 def _put_if_unchanged(path: Path, raw: bytes, wanted: bytes) -> None:
-    """Replace the file only if it is unchanged: a running client may write to it too."""
+    """Replaces the file only if it is unchanged, because a running client may write to it too."""
     if path.read_bytes() != raw:
         raise CommandFailed(f"{path} was changed meanwhile: nothing was written, try again")
     write_whole(path, wanted)

@@ -1,7 +1,7 @@
 """Writes refusals in the form of each protocol and MCP revision.
 
-A refusal is written in the protocol of its request: a JSON-RPC error with the HTTP status of its era, a tool result
-where the model should correct the arguments, or `application/problem+json` outside any protocol. The table is
+A refusal is written in the protocol of its request: a JSON-RPC error with the HTTP status of its revision, a tool
+result where the model should correct the arguments, or `application/problem+json` outside any protocol. The table is
 `errors.ANSWERS`; CONTRACT 6 shows it.
 """
 
@@ -38,7 +38,7 @@ class AnswerShape(StrEnum):
 
     STATELESS = "stateless"
     SESSION = "session"
-    LIVE = "live session"  # session era, and the session exists
+    LIVE = "live session"  # in a session revision; the session exists
     PLAIN = "plain"
 
 

@@ -18,7 +18,7 @@ a `Refusal`. The audit record around them is closed exactly once.
     audit       decision record      503                `Stages.carry_out`, audit/
     upstream    the answer           502 504            `Frontend.carry_out`
 
-In shadow mode, refusals by policy and limits are recorded and the call passes; all other refusals stand.
+In shadow mode, refusals by policy and limits are recorded and the call passes; all other refusals remain in force.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@
     costs:       what a call costs, in any unit
     budgets:     how much of a unit may be spent, by which principals and on which objects
 
-The seed's list (`budgets: [{tool, rateLimit, concurrencyLimit, timeout, dailyQuota}]`) is equivalent to `tools:`.
-The file is compiled into rules that `plan.py` matches without knowing their source.
+The list of the original data models (`budgets: [{tool, rateLimit, concurrencyLimit, timeout, dailyQuota}]`) is
+equivalent to `tools:`. The file is compiled into rules that `plan.py` matches without knowing their source.
 """
 
 from __future__ import annotations
@@ -318,7 +318,7 @@ class BudgetEntry(Section):
 
 
 def _spelling(entry: object) -> str:
-    """Whether an entry of `budgets:` is in our format or the seed's."""
+    """Whether an entry of `budgets:` has the sidecar's format or that of the original data models."""
     ours = isinstance(entry, BudgetEntry) or (isinstance(entry, Mapping) and not _OURS.isdisjoint(entry))
     return "ours" if ours else "seed"
 

@@ -8,9 +8,9 @@ A store may come back with older data. `guard.lua` charges nothing in a store th
 store first receives the counters that this instance saw (`counter_memory.py`):
 
     same epoch, current tide           nothing is missing
-    same epoch, an earlier tide        rolled back: our later charges are repeated, by their decision ids
-    another epoch, or none             emptied or replaced: counters are raised to what we saw (`restore.lua`); for one
-                                       more second we charge nothing, so that other instances can do the same
+    same epoch, an earlier tide        rolled back: later charges are repeated, by their decision ids
+    another epoch, or none             emptied or replaced: counters are raised to known values (`restore.lua`); for one
+                                       more second nothing is charged, so that other instances can do the same
 """
 
 from __future__ import annotations

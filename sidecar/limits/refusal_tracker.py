@@ -33,7 +33,7 @@ _FORBIDDEN: Final = ("ACL failure in script", "The user executing the script can
 
 
 def code_of(error: ResponseError) -> str:
-    """The first word of an error reply, its code."""
+    """The code of an error reply, which is its beginning."""
     return str(error).partition(" ")[0]
 
 

@@ -93,7 +93,7 @@ def _fields(record: logging.LogRecord) -> Mapping[str, object]:
 
 
 def _word(value: object) -> str:
-    """The value as JSON, without quotes if it is one plain word."""
+    """The value as JSON, without quotes if it is plain and without blanks."""
     if isinstance(value, str) and value.isascii() and value.isprintable() and value and not set(value) & {*' "='}:
         return value
     return _json(value)

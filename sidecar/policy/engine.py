@@ -542,7 +542,7 @@ def _nhi_kind(subject: PolicySubject) -> PermissionKind:
 
 
 def _last_kind(subject: PolicySubject, question: Question) -> PermissionKind:
-    """Returns the kind of the last link: of a tool, prompt, resource or MCP server; else of an agent."""
+    """Returns the kind of the last link: of a tool, prompt, resource or MCP server; otherwise of an agent."""
     if question.server or question.object.startswith(ON_SERVERS):
         return PermissionKind.AGENT_TO_TOOL
     return _nhi_kind(subject)

@@ -163,7 +163,7 @@ def _above(links: RoleLinks) -> Mapping[str, frozenset[str]]:
 
 
 def domain_of(name: str) -> str:
-    """Returns the namespace in `user:<namespace>/<id>`, which is the domain of a model with domains; else `-`."""
+    """Returns the namespace in `user:<namespace>/<id>`, which is the domain of a model with domains; otherwise `-`."""
     return name.partition(":")[2].partition("/")[0] if "/" in name else NONE
 
 

@@ -161,7 +161,7 @@ def _end_with(orders: IO[bytes]) -> None:
 
 # --- a policy as a sequence of small pickles ------------------------------------------------------------------------
 # Arrays go as they are, texts and links some thousands at a time: each unpickling holds the GIL for a millisecond at
-# most. Conditions go as text and are compiled again. The pickles come only from a process that we started ourselves.
+# most. Conditions go as text and are compiled again. The pickles come only from a process that we started here.
 
 PIECE = 5_000
 _ARRAYS = ("sub", "obj", "shape", "line", "file", "flags")

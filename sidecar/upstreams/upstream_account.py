@@ -1,10 +1,10 @@
 """Tracks the state, errors and latency of one upstream.
 
-`status` and `connection` change together, by one table, of the original data models:
+`status` and `connection` change together, by one table of the original data models:
 
     offline, disconnected      it has not been contacted yet, or is closed
     ready, connected           it answers
-    degraded, connected        half the faults that open its breaker came in a row, or it rejects our conversation
+    degraded, connected        half the faults that open its breaker came in a row, or it accepts no conversation
     offline, degraded          its breaker is not closed
 """
 

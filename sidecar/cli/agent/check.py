@@ -85,7 +85,7 @@ async def _tried(name: str, definition: CliAgent, processes: Processes, text: st
     prompt = Prompt(text, {}, {}, None, message)
     order = ProgramOrder(run_id, run_id, run_id, caller.binding, prompt, limit_s, caller=caller)
     ended = AttemptEnd(None, Usage())
-    # What agents log has the reasons: events lack them, as callers must not learn where a program is.
+    # The log of agents has the reasons. Events lack them, because callers must not learn where a program is.
     handler, logger = BufferingHandler(1_000), logging.getLogger("sidecar.tasks.programs")
     handler.setLevel(logging.WARNING)
     logger.addHandler(handler)

@@ -26,7 +26,7 @@ def _pairs(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> dic
 
 
 def _choices(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the options that a call may set beside its prompt, as far as the agent's `per_call` permits."""
+    """Adds the options that a call may set with its prompt, as far as the agent's `per_call` permits."""
     for option in (
         click.option("--detach", is_flag=True, help="Do not wait: print its id."),
         click.option("--folder", "working_directory", default="", help="A working folder."),
@@ -104,7 +104,7 @@ def cancel(run: str, reason: str, config: Path, as_json: bool) -> None:
 def _order(
     config: Path, target: str, chosen: Mapping[str, Any], hints: Mapping[str, str], *, detach: bool, as_json: bool
 ) -> None:
-    """Start or answer a run, and show its progress. `hints` are suggestions by refusal reason."""
+    """Starts or answers a run, and shows its progress. `hints` are suggestions by refusal reason."""
     order = {member: value for member, value in chosen.items() if value}
     order["prompt"] = _prompt(chosen["prompt"])
     control = settings_in(config).control_path
@@ -140,7 +140,7 @@ def _prompt(given: str) -> str:
 
 
 def _watched(control: Path, run: str, *, quiet: bool, gives_up: bool, as_lines: bool = False) -> Mapping[str, Any]:
-    """Return the run when it has ended; print its output meanwhile, or with `as_lines` every event as JSON."""
+    """Returns the run when it has ended. Prints its output in the meantime, or with `as_lines` every event as JSON."""
     screen, target = RunOutput(quiet=quiet), f"{path_of('runs', run, 'output')}?follow=true"
     try:
         for name, data in events(control, target):

@@ -1,4 +1,5 @@
-"""Prints a run's output as it arrives; on a terminal, a line of its state stands below and is erased before more."""
+"""Prints a run's output as it arrives. On a terminal, a line with its state is below it, and is erased before more
+output."""
 
 from __future__ import annotations
 
@@ -71,14 +72,14 @@ class RunOutput:
             self._line = None
 
     def end(self) -> None:
-        """End the output; the next line on a terminal starts at its beginning."""
+        """Ends the output. On a terminal, the next line starts at its beginning."""
         self.clear()
         if not self._at_start and sys.stdout.isatty():
             click.echo()
 
 
 def written(text: str) -> None:
-    """Write text to standard output: with control characters escaped on a terminal, unchanged elsewhere."""
+    """Writes text to standard output: with control characters escaped on a terminal, otherwise unchanged."""
     if sys.stdout.isatty():
         click.echo("\n".join("\t".join(map(shown, line.split("\t"))) for line in text.split("\n")), nl=False)
     else:

@@ -1,4 +1,4 @@
-"""`sidecar audit gather`: turns evidence collected elsewhere into log files."""
+"""`sidecar audit gather`: sorts evidence collected elsewhere into log files."""
 
 import sys
 from collections.abc import Iterator
@@ -40,7 +40,8 @@ def _lines(paths: tuple[Path, ...]) -> Iterator[bytes]:
 
 
 def _from_store(folder: Path, config: Path) -> list[Path]:
-    """Write what the streams hold: of workers each has its own, which goes to a folder `worker-<number>` of its own."""
+    """Writes the content of the streams. Each worker has its own stream, which is written to a folder
+    `worker-<number>`."""
     settings = settings_in(config)
     last = MAX_WORKERS if settings.server.workers != 1 else 0
     return [file for worker in range(last + 1) for file in _of_stream(settings, worker, folder)]
@@ -59,7 +60,7 @@ def _of_stream(settings: Settings, worker: int, folder: Path) -> list[Path]:
             return []
         found = lines if first is None else chain((first,), lines)
         files = gathered(found, folder / f"worker-{worker}" if worker else folder)
-        if files and (head := stream.head()):  # the head of the whole stream, which ends in the last chain
+        if files and (head := stream.head()):  # the head of the whole stream, whose end is that of the last chain
             files[-1].with_name(f"{files[-1].name}.head").write_bytes(head + b"\n")
         return files
     except RedisError as error:

@@ -27,8 +27,8 @@ def configured(config: Path) -> Settings:
 
 
 def logs_named(paths: Sequence[Path], config: Path) -> tuple[tuple[Path, ...], ...]:
-    """Return the paths of each log by itself: those configured, one of each worker, if no `paths` are given; those in
-    the folders below, if the folder that is given has none in it."""
+    """Returns the paths of each log separately: the configured ones, one for each worker, if no `paths` are given;
+    those in the folders below, if the given folder itself has none."""
     if not paths:
         return tuple((path,) for path in configured(config).audit_paths)
     if len(paths) == 1 and paths[0].is_dir() and not any(paths[0].glob(f"*{SUFFIX}*")):
@@ -41,7 +41,7 @@ def logs_named(paths: Sequence[Path], config: Path) -> tuple[tuple[Path, ...], .
 
 
 def logs(paths: Sequence[Path]) -> tuple[Path, ...]:
-    """Return the files; for a folder the parts of its log, oldest first."""
+    """Returns the files; for a folder, the parts of its log, oldest first."""
     try:
         return all_given(paths)
     except OSError as error:

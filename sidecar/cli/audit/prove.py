@@ -80,7 +80,7 @@ def _arguments(text: str) -> dict[str, Any]:
     if len(raw) > MAX_LINE_BYTES:
         raise click.BadParameter(f"these are more than {MAX_LINE_BYTES} bytes", param_hint="--args")
     try:
-        value = parse_json(raw)  # as strictly as a call is read: an ambiguous value proves nothing
+        value = parse_json(raw)  # parsed as strictly as a call, because an ambiguous value proves nothing
     except Refusal as refusal:
         raise click.BadParameter(f"this is no JSON: {refusal.detail}", param_hint="--args") from None
     if not isinstance(value, dict):
@@ -89,7 +89,7 @@ def _arguments(text: str) -> dict[str, Any]:
 
 
 def _record(files: tuple[Path, ...], decision_id: str) -> dict[str, Any]:
-    """Return the first record of the decision that has a hash, after checking its seal."""
+    """Returns the first record of the decision with a hash, after checking its seal."""
     needle = decision_id.encode("utf-8", "replace")
     for line in lines(files):
         if needle not in line:

@@ -103,7 +103,7 @@ def _timestamp_in(line: bytes) -> bytes:
 
 
 def _followed(named: Sequence[Sequence[Path]]) -> Iterator[bytes]:
-    """The lines of all logs, and then what is appended to any of them."""
+    """The lines of all logs, followed by the lines appended to any of them."""
     wait = partial(Event().wait, 0.2)
     if len(named) == 1:
         yield from follow(named[0], wait)

@@ -120,14 +120,14 @@ def verify(
                 if len(named) > 1:
                     click.echo(plain(f"{'log':<10}  {files[-1]}"))
                 for line in _lines(report, took_s):
-                    click.echo(plain(line))  # names and words in it may come from a forger
+                    click.echo(plain(line))  # names and texts in it may come from a forger
             holds = holds and report.ok
     if not holds:
         sys.exit(UNVERIFIED)
 
 
 Chain = Callable[[], tuple[Path, ...]]
-"""The files of one chain, as they are now."""
+"""The files of one chain, in their current state."""
 
 
 def _chains(paths: tuple[Path, ...], part: bool, aside: Path) -> Iterator[Chain]:

@@ -1,10 +1,10 @@
 """A stdio MCP server that forwards to a Streamable HTTP server, for clients that only start programs.
 
-Each line of JSON-RPC on standard input becomes one POST, in either protocol era; messages of the responses and of the
+Each line of JSON-RPC on standard input becomes one POST, of any MCP revision; messages of the responses and of the
 session's GET stream are written as lines.
 
-A session that the server no longer knows is reopened with the client's own `initialize`, and the call that got the 404
-is repeated once: a 404 means that it was not executed. Nothing else is repeated.
+A session that the server does not know any more is reopened with the client's own `initialize`, and the call that got
+the 404 is repeated once, because a 404 means that it was not executed. Nothing else is repeated.
 """
 
 import asyncio
@@ -48,7 +48,7 @@ log = logging.getLogger("sidecar.bridge")
 
 
 class SessionLostError(Exception):
-    """The server no longer knows the session; it did not execute the request."""
+    """The server does not know the session any more; it did not execute the request."""
 
 
 @dataclass
@@ -81,7 +81,7 @@ class StdioBridge:
             await self._close()
 
     async def _take(self, line: bytes) -> None:
-        """Forward requests concurrently; all other messages in order."""
+        """Forwards requests concurrently; all other messages in order."""
         envelope: object = None
         try:
             envelope = parse_answer(line)
@@ -107,7 +107,7 @@ class StdioBridge:
         if isinstance(message, Notification) and message.method == "notifications/cancelled" and not self.session_id:
             task = self._under_way.get(message.params.get("requestId", ""))
             if task is not None and self.version == "":
-                task.cancel()  # without a session, a call is cancelled by closing its response
+                task.cancel()  # without a session, closing the response cancels a call
                 return
         try:
             with await self._post(message) as response:
@@ -119,7 +119,7 @@ class StdioBridge:
             self._listen()
 
     async def _answered(self, request: Request) -> None:
-        """Forward a request. The client gets a response to every request that it does not cancel itself."""
+        """Forwards a request. The client gets a response to every request that it does not cancel itself."""
         opened = self._opened
         try:
             try:
@@ -158,7 +158,8 @@ class StdioBridge:
             self._fail(request.id, NOT_REACHED, "the answer's stream broke off; the call may have been executed")
 
     async def _streamed(self, response: ClientResponse, request: Request | None) -> tuple[str, bool]:
-        """Forward a stream's messages; return its last event's id, and whether it contained the request's response."""
+        """Forwards a stream's messages. Returns its last event's id, and whether it contained the request's
+        response."""
         parser, last_id, found = SseParser(), "", False
         with suppress(EgressError):
             async with aclosing(response.chunks(idle_s=None)) as chunks:
@@ -172,7 +173,8 @@ class StdioBridge:
         return last_id, found
 
     def _take_answer(self, request: Request, status: int, body: bytes) -> None:
-        """Forward a response body; one that is not JSON-RPC, as of a failed authentication, becomes an error."""
+        """Forwards a response body. A body that is not JSON-RPC, such as that of a failed authentication, becomes an
+        error."""
         try:
             envelope = parse_answer(body)
         except Refusal:
@@ -185,7 +187,7 @@ class StdioBridge:
         self._fail(request.id, status if status >= 400 else NOT_REACHED, f"HTTP {status}" + (words and f": {words}"))
 
     def _pass_on(self, raw: bytes, request: Request | None) -> bool:
-        """Forward one message of the server to the client; True if it answers the request."""
+        """Forwards one message of the server to the client. Returns whether it answers the request."""
         try:
             envelope = parse_answer(raw)
         except Refusal:
@@ -201,7 +203,8 @@ class StdioBridge:
         return answers
 
     def _learn(self, request: Request, result: object) -> None:
-        """Record what later requests must contain: the revision, and which arguments of a tool go into headers."""
+        """Records data that later requests must contain: the revision, and the arguments of tools that are mirrored in
+        headers."""
         if not isinstance(result, dict):
             return
         if request.method == "initialize":
@@ -213,7 +216,7 @@ class StdioBridge:
                         self._parameters[str(tool.get("name"))] = declared
 
     async def _reopen(self, known: int) -> None:
-        """Reopen the session, once for all calls that lost the same one. Raises EgressError, Refusal."""
+        """Reopens the session, once for all calls that lost the same one. Raises EgressError, Refusal."""
         async with self._opening:
             if self._hello is None or self._opened != known:
                 return
@@ -236,7 +239,7 @@ class StdioBridge:
         self._listener = asyncio.create_task(self._listening())
 
     async def _listening(self) -> None:
-        """Read the server's unsolicited messages for as long as it offers a stream of them."""
+        """Reads the server's unsolicited messages for as long as it offers a stream of them."""
         last_id, failed = "", 0
         while True:
             try:

@@ -1,10 +1,10 @@
-"""Reads the MCP servers out of a client's configuration file.
+"""Reads the MCP servers from a client's configuration file.
 
     {"mcpServers": {...}}                      Claude Desktop, Claude Code, Cursor, Windsurf, Cline, Roo, Gemini CLI
     {"servers": {...}, "inputs": [...]}        VS Code; in its settings.json under "mcp"
     {"name", "command", "transport", ...}      MCPConfig, one object or a list of them
 
-The formats differ in the spelling of few keys. All are read into one form; what is not understood is reported.
+The formats differ in the spelling of few keys. All are read into one form; unsupported content is reported.
 
     C101  no servers    C102  neither url nor command, or both    C103  wrong type    C104  wrong value    C105  ${...}
     C106  MCPConfig: a key is missing    C107  a client whose file is not read
@@ -38,14 +38,14 @@ _SPOKEN: Mapping[str, Transport] = {
     "sse": "sse",
 }
 LOGINS = frozenset({"auth", "authProviderType", "headersHelper", "oauth"})
-"""Keys that define how a client logs in by itself."""
+"""Keys that define how a client logs in on its own."""
 HOW_TO_REACH = LOGINS | {*URL_KEYS, *TYPE_KEYS, "command", "args", "env", "envFile", "cwd", "headers", "dev"}
 """Keys that define how a server is reached, removed when it is reached through the sidecar."""
 _READ = HOW_TO_REACH - LOGINS - {"dev"} | {"disabled", "enabled"}
 
 
 def _without_nulls(value: Any) -> Any:
-    """The value without members that are null, which count as missing."""
+    """The value without members that are null, which are treated as missing."""
     if isinstance(value, dict):
         return {key: below for key, below in value.items() if below is not None}
     return [below for below in value if below is not None] if isinstance(value, list) else value
@@ -56,7 +56,7 @@ Texts = Annotated[dict[str, str], BeforeValidator(_without_nulls)]
 
 
 class _ServerEntry(BaseModel):
-    """The keys of an entry that are read. Numbers are taken as texts."""
+    """The keys of an entry that are read. Numbers are treated as texts."""
 
     model_config = ConfigDict(extra="allow", coerce_numbers_to_str=True)
     command: str | None = None
@@ -105,7 +105,7 @@ Model = TypeVar("Model", bound=BaseModel)
 
 @dataclass(frozen=True)
 class ClientServer:
-    """One server, as a client reaches it. `loc` is its place in the file; texts are as written there."""
+    """One server in the client's form. `loc` is its place in the file; texts are as written there."""
 
     name: str
     loc: Loc
@@ -125,7 +125,7 @@ class ClientServer:
 
     @property
     def address(self) -> str:
-        """The server's address, also if it is reached through our bridge; "" for any other program."""
+        """The server's address, also if it is reached through the sidecar's bridge; "" for any other program."""
         bridge = self.command is not None and Path(self.command).name == "sidecar" and self.args[:1] == ("connect",)
         return self.args[1] if bridge and len(self.args) > 1 else self.url or ""
 
@@ -155,7 +155,7 @@ class ClientFile:
 
 
 def open_client_file(path: Path) -> tuple[ClientFile, bytes]:
-    """Return a client's file and its bytes. Raises SettingsError, also for a client whose file is not supported."""
+    """Returns a client's file and its bytes. Raises SettingsError, also for a client whose file is not supported."""
     if path.suffix in (".toml", ".yaml", ".yml"):
         message = "this is no JSON: the files of Codex and goose are neither read nor edited here"
         raise SettingsError([fault_in(path, message, code="C107", hint=_UNREAD)])
@@ -164,7 +164,7 @@ def open_client_file(path: Path) -> tuple[ClientFile, bytes]:
 
 
 def read_client_file(text: JsonText) -> ClientFile:
-    """Return the servers of a file. Raises SettingsError with everything that is not understood."""
+    """Returns the servers of a file. Raises SettingsError with all unsupported content."""
     root = text.document.root
     reader = _ConfigurationReader(text)
     keys = root.value if isinstance(root.value, dict) else ()
@@ -186,7 +186,7 @@ def read_client_file(text: JsonText) -> ClientFile:
 
 
 def slugs(servers: Iterable[ClientServer], taken: frozenset[str] = frozenset()) -> dict[Loc, str]:
-    """Return an upstream name for each server, in order; a name that is taken gets a number."""
+    """Returns an upstream name for each server, in order; a name that is in use gets a number."""
     found: dict[Loc, str] = {}
     for server in servers:
         wanted = name = "-".join(re.findall(r"[a-z0-9]+", server.name.lower()))[:64].strip("-") or "server"

@@ -1,4 +1,5 @@
-"""Turns a client's MCP servers into upstreams of a working folder, with secrets in `keys/` (mode 0600) and first rules.
+"""Converts a client's MCP servers into upstreams of a working folder, with secrets in `keys/` (mode 0600) and first
+rules.
 
 A rule never allows everything: if the client's file does not name tools, the rule allows one that does not exist, so
 that the server can be listed but not used until an operator has reviewed its tools.
@@ -62,7 +63,7 @@ class Import:
 def imported(
     file: ClientFile, folder: Path, environ: Mapping[str, str], names: Mapping[Loc, str], *, home: Path
 ) -> Import:
-    """Convert the enabled servers that have an upstream name. Raises SettingsError with every fault at its place."""
+    """Converts the enabled servers that have an upstream name. Raises SettingsError with every fault at its place."""
     faults: list[Fault] = []
     result = Import(names=dict(names))
     places = ReferencePlaces(file.workspace, home, file.inputs, bare=file.client is CLIENTS["gemini"])
@@ -155,7 +156,7 @@ class _Importer:
         return found[1:]
 
     def argument(self, text: str, option: str) -> str:
-        """Return an argument without its secrets, and with the whole path if it names a file of the workspace."""
+        """Returns an argument without its secrets, and with the whole path if it names a file of the workspace."""
         named = _OPTION.fullmatch(text)
         if named and (names_a_secret(named[1]) or looks_secret(named[2])) and literal_in(named[2]):
             return f"{named[1]}={self.hidden(named[2], named[1])}"
@@ -171,14 +172,14 @@ class _Importer:
         return text
 
     def environment(self) -> tuple[dict[str, str], dict[str, str]]:
-        """Return the variables that may be written to sidecar.yaml, and those that may not."""
+        """Returns the variables that may be written to sidecar.yaml, and those that may not."""
         clear, hidden = dict[str, str](), dict[str, str]()
         for name, value in self.server.env.items():
             text = self.ours(("env", name), value)
             literal = literal_in(text)
             if may_stand_in_clear(name, literal) or not literal:
                 clear[name] = text
-            elif literal and text != literal:  # contains a secret beside a reference, or as its default
+            elif literal and text != literal:  # contains a secret next to a reference, or as its default
                 clear[name] = self.reference(text, name)
             else:
                 hidden[name] = text
@@ -270,7 +271,7 @@ class _Importer:
             self.result.needed.setdefault(name, self.server.name)
 
     def hidden(self, text: str, what: str) -> str:
-        """Return a reference to a variable in place of a secret; the secret goes to the file of variables."""
+        """Returns a reference to a variable instead of a secret; the secret is written to the file of variables."""
         value, unset = filled_in(text, self.environ)
         for variable in unset:
             self.fault((), f"the variable {variable}, which is next to a secret, is not set", "C105")
@@ -285,7 +286,7 @@ class _Importer:
         return f"${{{name}}}"
 
     def check(self, section: Mapping[str, Any]) -> None:
-        """Report the faults that sidecar.yaml would have, at their places in the client's file."""
+        """Reports the faults that sidecar.yaml would have, at their places in the client's file."""
         try:
             UpstreamSettings.model_validate(_with_any_values(section), context={"folder": self.folder})
         except ValidationError as error:
@@ -294,7 +295,7 @@ class _Importer:
                 self.fault(loc, finding.message, "C104", finding.hint)
 
     def env_lines(self, variables: Mapping[str, str], loc: Loc) -> str:
-        """Return lines that `variables_in_file` and shells can read."""
+        """Returns lines that `variables_in_file` and shells can read."""
         lines = []
         for name, value in variables.items():
             quote = "'" if "'" not in value else '"'
@@ -308,7 +309,7 @@ class _Importer:
 
 
 def _with_any_values(value: Any) -> Any:
-    """Return the value with a sample in place of each reference, so that the surrounding text can be checked."""
+    """Returns the value with a sample in place of each reference, so that the surrounding text can be checked."""
     if isinstance(value, Mapping):
         return {key: _with_any_values(below) for key, below in value.items()}
     if isinstance(value, list):
@@ -341,7 +342,7 @@ def rules_of(name: str, capabilities: tuple[str, ...]) -> str:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes texts that every YAML reader reads alike: quoted, unless they are plain words; no anchors."""
+    """Writes texts that every YAML reader reads in the same way: quoted, unless they are plain; no anchors."""
 
     def ignore_aliases(self, data: object) -> bool:
         return True

@@ -1,4 +1,5 @@
-"""The formats of MCP clients' configurations: one table, and what each client writes to reach the sidecar."""
+"""The formats of MCP clients' configurations: one table, and the configuration with which each client reaches the
+sidecar."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -18,7 +19,7 @@ NO_ADDRESS: Final = "has no address that a client could write: add a local liste
 
 @dataclass(frozen=True, slots=True)
 class ClientFormat:
-    """Where a client keeps its servers, and how it writes an address and a variable. `kind` is the `type` of an entry
+    """Where a client stores its servers, and how it writes an address and a variable. `kind` is the `type` of an entry
     with an address; `folder` is a part of the paths of its files, if they are read and edited here. `programs_only` is
     true if it reads no address from its file, or no header with a variable."""
 
@@ -63,7 +64,7 @@ _NAMES: Final[Mapping[str, str]] = {
 
 
 def client_of(path: Path, url_keys: Iterable[str], root: object) -> ClientFormat:
-    """Identify a file's client by file name, the spelling of its entries, folder, or format."""
+    """Identifies a file's client by file name, the spelling of its entries, folder, or format."""
     if named := _NAMES.get(path.name):
         return CLIENTS[named]
     own = {one.url_key: one for one in CLIENTS.values() if one.url_key not in ("url", "uri")}
@@ -81,7 +82,7 @@ class ClientAddress:
 
 
 def entrance_of(settings: Settings) -> ClientAddress | None:
-    """The first local address, else the data listener's; None if neither is one that a client could use."""
+    """The first local address, otherwise the data listener's; None if a client can use neither."""
     for local in settings.local:
         if isinstance(local.listen, ListenAddress) and local.listen.port:
             return ClientAddress(f"http://{local.listen}", False)

@@ -1,4 +1,4 @@
-"""Parses JSON with comments and trailing commas, strict in all else, with the extent of each part for edits in place.
+"""Parses JSON with comments and trailing commas, otherwise strictly, with the extent of each part for edits in place.
 
 J001  not valid JSON     J002  a number beyond what others can read     J003  a character that must not be there
 J007  nested too deep    J010  a key that appears twice
@@ -19,7 +19,7 @@ from sidecar.settings.yaml_document import Document
 from sidecar.settings.yaml_nodes import Loc, YamlNode, YamlSpan
 
 MAX_BYTES = 8 * 2**20
-"""Large, because some clients keep their history in the same file."""
+"""Large, because some clients store their history in the same file."""
 MAX_DEPTH = 64
 _BOM = "\ufeff"
 _BLANK = re.compile(r"(?:[ \t\r\n]+|//[^\n]*|/\*.*?\*/)*", re.DOTALL)
@@ -64,7 +64,8 @@ def read_jsonc(path: Path) -> tuple[JsonText, bytes]:
 
 
 def parse_jsonc(raw: bytes, path: Path) -> JsonText:
-    """Parse bytes already read. Raises SettingsError with the first fault only: what follows it is uncertain."""
+    """Parses bytes already read. Raises SettingsError with the first fault only, because the text after it cannot be
+    interpreted."""
     if len(raw) > MAX_BYTES:
         raise SettingsError([fault_in(path, f"larger than {MAX_BYTES} bytes", code="Y002")])
     try:
@@ -75,7 +76,7 @@ def parse_jsonc(raw: bytes, path: Path) -> JsonText:
         fault = fault_in(path, "not UTF-8", code="Y003", hint="save it as UTF-8")
         raise SettingsError([replace(fault, line=line, column=column)]) from None
     reader = _JsonReader(text, path)
-    # Without the source lines: such files hold tokens, and the place is enough to find a fault.
+    # Without the source lines: such files contain tokens, and the place is enough to find a fault.
     return JsonText(Document(path, reader.whole(), ()), text, reader.members)
 
 
@@ -149,7 +150,7 @@ class _JsonReader:
         return found
 
     def _closed(self, bracket: str) -> bool:
-        """Skip the opening bracket or the separator before the next entry; return whether the end is reached."""
+        """Skips the opening bracket or the separator before the next entry. Returns whether the end is reached."""
         if self.text[self._at] in "{[,":
             self._at += 1
         self._skip()

@@ -44,7 +44,7 @@ class ReferencePlaces:
 
 @dataclass(slots=True)
 class TranslatedText:
-    """A text with translated references, what was not understood, and the variables for a client's inputs."""
+    """A text with translated references, the unsupported ones, and the variables for a client's inputs."""
 
     text: str
     problems: list[str] = field(default_factory=list)
@@ -76,7 +76,7 @@ def translated(text: str, places: ReferencePlaces) -> TranslatedText:
 
 
 def variables_in(text: str) -> tuple[str, ...]:
-    """Return the variables that a translated text needs: those without a default."""
+    """Returns the variables that a translated text needs: those without a default."""
     return tuple(found[1] for found in _OURS.finditer(text) if found[2] is None)
 
 
@@ -85,12 +85,12 @@ def without_defaults(text: str) -> str:
 
 
 def literal_in(text: str) -> str:
-    """Return the literal parts of a translated text: all but the references, defaults included."""
+    """Returns the literal parts of a translated text: everything except the references, but including defaults."""
     return _OURS.sub(lambda found: found[2] or "", text)
 
 
 def filled_in(text: str, environ: Mapping[str, str]) -> tuple[str, list[str]]:
-    """Return a translated text with values filled in, and the variables that are not set."""
+    """Returns a translated text with values filled in, and the variables that are not set."""
     unset = [name for name in variables_in(text) if name not in environ]
 
     def value(found: re.Match[str]) -> str:
@@ -101,6 +101,6 @@ def filled_in(text: str, environ: Mapping[str, str]) -> tuple[str, list[str]]:
 
 
 def variable_name(*words: str) -> str:
-    """Return a name for an environment variable: `my-token` → `MY_TOKEN`."""
+    """Returns a name for an environment variable: `my-token` → `MY_TOKEN`."""
     name = re.sub(r"[^A-Z0-9]+", "_", "_".join(words).upper()).strip("_")
     return name if name[:1].isalpha() else f"V_{name}"

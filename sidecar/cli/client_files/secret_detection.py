@@ -1,4 +1,5 @@
-"""Guesses which values are secrets. What is not plainly harmless counts as one: hiding a harmless value is cheap."""
+"""Guesses which values are secrets. A value that is not clearly harmless is treated as one, because hiding a harmless
+value is cheap."""
 
 import re
 from math import log2
@@ -34,7 +35,7 @@ def may_stand_in_clear(name: str, value: str) -> bool:
 
 
 def looks_secret(text: str) -> bool:
-    """Whether a text is, or contains, what looks like a token or key, whatever its name."""
+    """Whether a text is or contains something that looks like a token or key, whatever its name."""
     return _LOOKS_LIKE_ONE.search(text) is not None or any(_is_random(found) for found in _RANDOM.findall(text))
 
 
@@ -47,7 +48,8 @@ def _is_plain_url(value: str) -> bool:
 
 
 def _is_random(word: str) -> bool:
-    """Whether a word is long, of digits and letters, and evenly distributed, unlike a name chosen by a person."""
+    """Whether a text is long, consists of digits and letters, and is evenly distributed, unlike a name chosen by a
+    person."""
     if len(word) < _LONG or not re.search(r"[0-9]", word) or not re.search(r"[A-Za-z]", word):
         return False
     shares = [word.count(character) / len(word) for character in set(word)]

@@ -1,4 +1,4 @@
-"""Rewrites a client's configuration to lead through the sidecar, and restores it from the one backup beside it.
+"""Rewrites a client's configuration to use the sidecar, and restores it from the one backup next to it.
 
 The text is edited in place. If wrapping the backup again, with the addresses that the file has now, gives the current
 file, unwrapping restores the backup byte for byte; otherwise only the sidecar's entries are reverted.
@@ -28,7 +28,7 @@ _OURS = re.compile(r"https?://[^/\s]+(?:/[^\s?#]*)?/mcp/[a-z0-9]+(?:-[a-z0-9]+)*
 
 @dataclass(frozen=True)
 class Wrapped:
-    """The text that leads through the sidecar, and the changed servers: place → address."""
+    """The text that uses the sidecar, and the changed servers: place → address."""
 
     text: str
     changed: Mapping[Loc, str]
@@ -52,7 +52,7 @@ def wrap_at(file: ClientFile, addresses: Mapping[Loc, str], headers: Mapping[str
 
 
 def names_of(file: ClientFile, base: str) -> dict[Loc, str]:
-    """Return upstream names for the servers that do not lead to `base` yet."""
+    """Returns upstream names for the servers that do not use `base` yet."""
     ours = frozenset(server.address.rpartition("/")[2] for server in file.servers if leads_here(server, base))
     return slugs(tuple(server for server in file.servers if not leads_here(server, base)), ours)
 
@@ -60,7 +60,8 @@ def names_of(file: ClientFile, base: str) -> dict[Loc, str]:
 def _edits(
     text: JsonText, server: ClientServer, address: str, client: ClientFormat, headers: Mapping[str, str]
 ) -> list[tuple[int, int, str]]:
-    """Remove every key that defines how the server was reached, and put the address in place of the first of them."""
+    """Removes every key that defines how the server was reached, and writes the address in place of the first of
+    them."""
     node = text.document.nearest(server.loc)
     assert isinstance(node.value, dict)
     members = [(key, text.members[(*server.loc, key)]) for key in node.value]
@@ -95,7 +96,7 @@ def _before(text: str, at: int) -> str:
 
 
 def _removal(text: str, member: JsonMember) -> tuple[int, int, str]:
-    """Return the edit that removes a member with its comma, and its line if nothing else is on it."""
+    """Returns the edit that removes a member with its comma, and its line if nothing else is on it."""
     start = member.start
     end = member.comma + 1 if member.comma >= 0 else member.end
     rest = re.compile(r"[ \t\r]*").match(text, end)
@@ -117,7 +118,7 @@ def _edited(text: str, edits: list[tuple[int, int, str]]) -> str:
 
 @dataclass(frozen=True)
 class Unwrapped:
-    """The restored file and entries, those that still lead to a sidecar, and whether it is the backup byte for byte."""
+    """The restored file and entries, those that still use a sidecar, and whether it is the backup byte for byte."""
 
     raw: bytes
     restored: tuple[str, ...]
@@ -126,7 +127,8 @@ class Unwrapped:
 
 
 def unwrap(now: bytes, before: bytes, path: Path) -> Unwrapped:
-    """Return what `now` was before it was wrapped, by its backup. Raises SettingsError if a file is not understood."""
+    """Returns the text of `now` before it was wrapped, from its backup. Raises SettingsError if a file cannot be
+    read."""
     current, original = (read_client_file(parse_jsonc(raw, path)) for raw in (now, before))
     old = {server.loc: server for server in original.servers}
     leading = [server for server in current.servers if _OURS.fullmatch(server.address)]
@@ -134,7 +136,7 @@ def unwrap(now: bytes, before: bytes, path: Path) -> Unwrapped:
     addresses = {server.loc: server.address for server in ours}
     names = tuple(server.name for server in ours)
     identifying: Mapping[str, str] = ours[0].headers if ours else {}
-    if ours and "--api-key-path" in ours[0].args:  # of a bridge, only that it has a credential counts
+    if ours and "--api-key-path" in ours[0].args:  # of a bridge, only whether it has a credential is compared
         identifying = {"X-API-Key": ""}
     if wrap_at(original, addresses, identifying).text.encode() == now:
         return Unwrapped(before, names, exactly=True)
@@ -149,7 +151,7 @@ def backup_of(path: Path) -> Path:
 
 
 def keep_backup(path: Path, raw: bytes) -> Path:
-    """Copy the file to a backup beside it, with its mode. Overwrites nothing. Raises OSError."""
+    """Copies the file to a backup next to it, with its mode. Overwrites nothing. Raises OSError."""
     mode, backup = path.stat().st_mode & 0o777, backup_of(path)
     descriptor = os.open(backup, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
     with os.fdopen(descriptor, "wb") as file:

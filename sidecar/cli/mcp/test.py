@@ -43,7 +43,7 @@ async def _report(settings: Settings, server: str) -> HealthReport:
 
 @asynccontextmanager
 async def reached(settings: Settings, server: str) -> AsyncIterator[McpTransport]:
-    """Connect to the MCP server of that name; connections and processes end with the block."""
+    """Connects to the MCP server of that name; connections and processes end with the block."""
     processes = Processes(os.environ)
     try:
         upstream = upstream_from(

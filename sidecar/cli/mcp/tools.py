@@ -81,7 +81,7 @@ def tools(server: str, names: tuple[str, ...], pin: bool, yes: bool, config: Pat
 
 
 def _looked_up(config: Path, server: str, *, pinning: bool) -> PinsBook:
-    """Return what is pinned of a server, and what it lists now. Raises ConfigError, Refusal."""
+    """Returns the pins of a server, and its current list. Raises ConfigError, Refusal."""
     settings = settings_in(config, check_files=True)
     check_known(server, settings.upstreams, "server", config)
     file = settings.policy.path / PINS_FILE
@@ -95,7 +95,7 @@ def _looked_up(config: Path, server: str, *, pinning: bool) -> PinsBook:
 
 
 async def _entries(settings: Settings, server: str) -> list[object]:
-    """Return what the server lists now. Raises Refusal."""
+    """Returns the current list of the server. Raises Refusal."""
     async with reached(settings, server) as upstream:
         enquiry = OwnConversation(upstream)
         try:
@@ -151,7 +151,7 @@ def _member_lines(row: ReviewedTool, member: str) -> Iterator[str]:
 
 
 def _pin(book: PinsBook, chosen: list[ReviewedTool], *, ask: bool, quiet: bool) -> None:
-    """Approve the chosen rows after confirmation. A tool that is gone loses its pin."""
+    """Approves the chosen rows after confirmation. A tool that is not listed any more loses its pin."""
     pins, unfit = approved(book.pins or {}, chosen, at=rfc3339(time.time()), by=_who())
     for name, why in unfit.items():
         click.echo(f"{name} cannot be pinned: {why}", err=True)

@@ -59,7 +59,7 @@ def bench(config: Path, sizes: Sequence[int], wildcards: Sequence[float], questi
 
 
 def _print_own(config: Path, questions: int, *, is_named: bool) -> None:
-    """Measure the policy of this folder, if there is one; a folder that was named must have one."""
+    """Measures the policy of this folder, if there is one; a folder that was named must have one."""
     if not is_named and not config.exists() and not (config.parent / "policies").is_dir():
         return
     began = time.perf_counter()

@@ -1,4 +1,4 @@
-"""`sidecar policy import`: takes the policy of a Casbin program into a working folder that exists."""
+"""`sidecar policy import`: imports the policy of a Casbin program into an existing working folder."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -66,8 +66,8 @@ def import_(
 
 
 def _in_the_way(folder: Path, kind: str, model: str) -> Iterator[str]:
-    """Yield the models and rows that the new ones replace, or that would stand beside them. A model as it is shipped
-    does not count, if it is that of the one kind."""
+    """Yields the models and rows that the new ones replace, or that would be next to them. An unchanged shipped model
+    is ignored if it is that of the one kind."""
     models = [folder / model] if kind != "all" else [*(folder / MODELS).glob("*.conf")]
     for path in models:
         own = shipped(MODELS) / path.name

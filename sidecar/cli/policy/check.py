@@ -69,7 +69,7 @@ def check(
 
 
 def surroundings(path: Path | None, config: Path | None) -> tuple[PolicyLocation, Sequence[Granting] | None]:
-    """Return the policy, and what tokens can grant; None without a sidecar.yaml. Raises SettingsError."""
+    """Returns the policy, and the roles that tokens can grant; None without a sidecar.yaml. Raises SettingsError."""
     if path is not None and config is None:
         return in_folder(path), None
     file = config or usual_config()

@@ -72,7 +72,7 @@ def convert(
 
 
 def _refuse_casbin(place: PolicyLocation, source: Path) -> None:
-    """Rows of Casbin models have one form only, that of Casbin. Raises UsageError."""
+    """Raises UsageError, because rows of Casbin models have only Casbin's form."""
     files, stems = _of_casbin(place)
     if stems and (source.is_dir() or source.name.partition(".")[0] in stems):
         where = ", ".join(sorted(dict.fromkeys(file for file in files if file.endswith(".csv"))))
@@ -86,7 +86,7 @@ def _of_casbin(place: PolicyLocation) -> tuple[set[str], Collection[str]]:
     """The files of rows of Casbin models, and the stems of such files."""
     try:
         stock = place.load().stock
-    except ConfigError:  # the rows of our own models are converted although others have faults
+    except ConfigError:  # the rows of the sidecar's own models are converted even if others have faults
         return set(), ()
     files = {file for table in stock.values() for file in (*table.source.names, table.source.file)}
     return files, {kind.value for kind in stock} | ({POLICY} if stock else set())
@@ -104,7 +104,7 @@ def _files(source: Path, kind: str | None) -> dict[str, bytes]:
 
 
 def write_files(files: Mapping[Path, bytes], *, force: bool = False) -> None:
-    """Write all of the files or none. Raises UsageError, also if one exists and may not be overwritten."""
+    """Writes all of the files or none. Raises UsageError, also if one exists and may not be overwritten."""
     try:
         write_all(files, force=force)
     except UnwrittenError as unwritten:
@@ -112,7 +112,7 @@ def write_files(files: Mapping[Path, bytes], *, force: bool = False) -> None:
 
 
 def _targets(source: Path, out: Path, done: parts.Converted) -> dict[Path, bytes]:
-    """Return where each file goes. A single file may be named; several go into a folder."""
+    """Returns the target of each file. A single file may be named; several are written into a folder."""
     single = source.is_file() and len(done.files) == 1 and not out.is_dir()
     if single and out.suffix in (".csv", ".yaml", ".yml"):
         return {out: next(iter(done.files.values()))}

@@ -1,4 +1,4 @@
-"""`sidecar policy diff`: shows whose access changes between two policies."""
+"""`sidecar policy diff`: shows the access that changes between two policies."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""`sidecar policy suggest`: writes the fewest rules that allow what was recorded, and nothing else that is known."""
+"""`sidecar policy suggest`: writes the fewest rules that allow the recorded use and nothing else that is known."""
 
 import os
 import sys
@@ -92,8 +92,9 @@ def suggest(
 
 
 def _leave_to_casbin(evidence: UsageEvidence, source: PolicySource) -> None:
-    """Take away what a Casbin model decides: a row of ours would never be asked about it, and which rows of its own
-    form allow a use, and nothing else, cannot be told for matchers in general. Refuses if nothing is left."""
+    """Removes the use that a Casbin model decides: one of the sidecar's rows would never apply to it, and the rows of
+    Casbin's own form that allow exactly this use cannot be determined for matchers in general. Refuses if no use is
+    left."""
     uses: Counter[PermissionKind] = Counter()
     for triple in [triple for triple in evidence.traces if triple.kind in source.stock]:
         uses[triple.kind] += evidence.traces.pop(triple).uses
@@ -107,7 +108,7 @@ def _leave_to_casbin(evidence: UsageEvidence, source: PolicySource) -> None:
 
 
 def _present(config: Path | None) -> tuple[PolicyLocation, PolicySource | None]:
-    """Return the present policy: the named one, or that of this folder; else none, with the built-in models."""
+    """Returns the present policy: the named one, or that of this folder; otherwise none, with the built-in models."""
     if config is None and not usual_config().exists() and not Path(POLICIES).is_dir():
         return PolicyLocation(shipped(MODELS), Path(POLICIES)), None
     place = configured(config or usual_config(), os.environ)

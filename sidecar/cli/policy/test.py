@@ -19,7 +19,7 @@ from sidecar.policy_tools.suites.loading import PolicyTest, read_suites
 from sidecar.policy_tools.suites.report import data, junit, text
 from sidecar.policy_tools.suites.suite import FOLDER, run_suites
 
-_MATTERS = (".csv", ".conf", ".yaml", ".yml")  # not the report that a run may write beside them
+_MATTERS = (".csv", ".conf", ".yaml", ".yml")  # but not the report that a run may write next to them
 
 
 @click.command("test")
@@ -87,7 +87,7 @@ def test(
             excluded = pattern is not None and any(suite.tests for suite in report.suites)
             where = ", ".join(map(str, paths)) or own
             click.echo("no test fits the filter" if excluded else f"no tests in {where}", err=True)
-            # a folder without tests is not a failure; missing tests that were asked for are
+            # a folder without tests is not a failure, but missing requested tests are
             return TESTS_FAILED if paths or pattern is not None or fail_under else 0
         found = report.coverage
         if fail_under is not None and found is not None and found.percent < fail_under:
@@ -108,7 +108,7 @@ def test(
 
 
 def wanted_by(pattern: str | None) -> Callable[[PolicyTest], bool]:
-    """Return a predicate for `--filter`: a /regular expression/, a pattern with `*`, or a part of `suite: name`."""
+    """Returns a predicate for `--filter`: a /regular expression/, a pattern with `*`, or a part of `suite: name`."""
     if pattern is None:
         return lambda test: True
     if len(pattern) > 1 and pattern.startswith("/") and pattern.endswith("/"):
@@ -127,7 +127,7 @@ def _full_name(test: PolicyTest) -> str:
 
 
 def run_again(once: Callable[[], int], changes: Iterable[object], code: int) -> int:
-    """Run once more for each change, until they end or Ctrl-C; return the last exit code, at first `code`."""
+    """Runs again for each change, until the changes end or Ctrl-C. Returns the last exit code, initially `code`."""
     try:
         for _ in changes:
             click.echo(f"--- {time.strftime('%H:%M:%S')}", err=True)
@@ -138,7 +138,7 @@ def run_again(once: Callable[[], int], changes: Iterable[object], code: int) -> 
 
 
 def changes_in(paths: Sequence[Path]) -> Iterator[object]:
-    """Yield one item for each change of policy files; several within a moment count as one."""
+    """Yields one item for each change of policy files; several within a moment are one change."""
     from watchfiles import watch  # native code that only --watch needs
 
     return iter(watch(*paths, watch_filter=lambda _, path: path.endswith(_MATTERS), raise_interrupt=True))

@@ -3,7 +3,7 @@
     GET  /mcp/{server}/tools            → {"tools": [McpTool]}
     POST /mcp/{server}/tools/{tool}     {"arguments": {…}} → McpCallResult, or McpError
 
-    GET  /mcp/{server}/approvals/{id}   → McpApproval: how the approval stands that a call waits for
+    GET  /mcp/{server}/approvals/{id}   → McpApproval: the state of an approval that a call waits for
 
 A call that needs a person's approval is answered 202 with the address of that approval; repeating the call returns the
 result. Each request becomes a stateless `tools/list` or `tools/call` with the pipeline's checks. The caller cannot

@@ -26,7 +26,7 @@ from sidecar.vocabulary import ApprovalTerms, PermissionKind, RuleRef
 
 Change = Literal["wider", "narrower", "unknown"]
 MAX_DRAFTS = 5_000  # rows that only one of the policies has; with more, the comparison stops
-MAX_WAYS = 2_000  # combinations of rows that a region lies within, tried for a witness
+MAX_WAYS = 2_000  # combinations of rows that contain a region, tried for a witness
 MAX_LISTED = 1000  # names of a difference between two roles or sets that are listed one by one
 
 

@@ -4,7 +4,7 @@ The schema is strict: mistyped, impossible or contradictory content is a fault a
 silently asks another question is worse than none. `WrittenTest.asked` is the question in the form of the proxy. Names
 are read by the grammar of rows, so that a test can ask about everything that a rule can name.
 
-    T101   a name that stands twice          T105   a reason that no test can see
+    T101   a name that occurs twice          T105   a reason that no test can see
     T102   a principal, role or chain        T106   a time
     T103   an action                         T107   keys that contradict each other
     T104   an object or a name in a list

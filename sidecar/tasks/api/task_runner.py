@@ -114,7 +114,7 @@ class TaskRunner:
         known = {task_id: course.record.revision for task_id, course in self.worker.jobs.items()}
         for record in await self.held.take(known):
             if record.id in self.held.refused:
-                # Its caller was told that it was not accepted: it ends, without a callback.
+                # Its caller received a refusal: it ends, without a callback.
                 untold = record._replace(callback_url="", revision=record.revision + 1)
                 await self.means.store.replace(untold.ended(TaskState.CANCELLED, self.means.live.clock()))
                 del self.held.refused[record.id]

@@ -5,7 +5,7 @@ from typing import Any, Final
 from sidecar.protocols.a2a.messages import V10
 from sidecar.settings.agents import CliAgent, Skill
 
-# Capabilities that A2A has no fields for: the seed's A2ACapabilities, under its names.
+# Capabilities that A2A has no fields for: A2ACapabilities of the original data models, under its names.
 CAPABILITIES: Final = "urn:sidecar:a2a:capabilities"
 TEXT: Final = "text/plain"
 JSON: Final = "application/json"

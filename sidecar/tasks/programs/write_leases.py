@@ -3,7 +3,7 @@
 The store that replicas share gives a lease in order of arrival (`write_leases.lua`); heartbeats extend it. While the
 store is unavailable, no lease is given and nothing begins. A holder that cannot renew stops before another may begin:
 
-    0 ─── heartbeats ───▶ 1/2 we end it ──▶ 6/10 its warden asks it to end ─▶ 7/10 and kills it ──▶ 1 another may begin
+    0 ─── heartbeats ───▶ 1/2 ended ──▶ 6/10 its warden asks it to end ─▶ 7/10 and kills it ──▶ 1 another may begin
 
 The warden is a process of its own that reads the same clock, so it ends the program even if this process is stopped. If
 both are stopped, the program is killed only when they continue. A store whose failover loses the last second may have
@@ -95,7 +95,7 @@ class WriteLease:
                 self._had(asked_s)
 
     async def leave(self) -> None:
-        """Releases the lease for the next run. If the store is out, it expires there."""
+        """Releases the lease for the next run. If the store is unavailable, it expires there."""
         try:
             await self._ask("leave")
         except ConnectionError:

@@ -51,7 +51,7 @@ FIRST_REST_S: Final = 1.0
 LONGEST_REST_S: Final = 30.0
 MOST_ADDED: Final = 100
 SHARE: Final = RecordShare(MOST + MOST_ADDED, MOST + MOST_ADDED)
-BOUNDS: Final = RecordBounds(2 * MOST, 2 * MOST)  # schedules that no settings name any more are kept for a while
+BOUNDS: Final = RecordBounds(2 * MOST, 2 * MOST)  # schedules that no settings name any more remain for a while
 BY_CLOCK, BY_HAND = "schedule", "operator"
 # Refusals that may pass in a moment, and do not settle a due time.
 PASSING: Final = {

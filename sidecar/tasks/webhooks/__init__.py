@@ -1,6 +1,6 @@
 """Delivers webhooks: completion callbacks, push notifications, and notifications of requests for approval.
 
-approval_notices.py   tells people of requests for approval
+approval_notices.py   notifies people of requests for approval
 delivery_order.py     which delivery is sent next
 outbox.py             sends each delivery at least once
 signature.py          signs deliveries

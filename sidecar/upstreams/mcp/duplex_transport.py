@@ -5,7 +5,7 @@ A program on pipes and a 2024-11-05 HTTP+SSE server have one line for all messag
     a request                                answered whole, or with events if a message about it comes first
     progress                                 by its token, to the request that has that token
     a message that names a subscription      to that subscription's stream (MCP 2026-07-28)
-    lists changed, resources updated         to the session's own stream (GET), kept for it until it opens
+    lists changed, resources updated         to the session's own stream (GET), held for it until it opens
     a request to the client, a log message   to the newest request in flight, otherwise as above
 
 Ids and progress tokens on the line are the sidecar's, so that those of callers who share a line cannot collide. If a

@@ -4,7 +4,7 @@ Unless the operator configures a shared program, each session has its own progra
 while it is active: state at such a server is then the caller's own (threats X6). The sidecar is a caller like any
 other.
 
-    exchange ──▶ known session        its line                    404: begin anew
+    exchange ──▶ known session        its line                    404: begin again
                  initialize           a new line, or the caller's own if that has no state yet
                  stateless            the caller's line, opened when first needed
 

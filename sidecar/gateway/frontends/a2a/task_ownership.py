@@ -57,7 +57,7 @@ class TaskOwnership:
     An id has one owner at the agent and is refused under any tenant other than its first: an agent may number tasks for
     each tenant separately, and the same id would be another owner's task there.
 
-    Tasks of `anonymous` are answered in the call that begins them and have no owner: no record is kept, so no other
+    Tasks of `anonymous` are answered in the call that begins them and have no owner: no record is stored, so no other
     anonymous caller can query or continue them (threats G2).
     """
 

@@ -96,7 +96,7 @@ class AggregateCall:
 
     @property
     def session(self) -> Session:
-        """The aggregate session. Raises Refusal(METHOD_UNKNOWN) in the stateless era."""
+        """The aggregate session. Raises Refusal(METHOD_UNKNOWN) in stateless revisions."""
         if self.intent.session is None:
             raise Refusal(Reason.METHOD_UNKNOWN)
         return self.intent.session

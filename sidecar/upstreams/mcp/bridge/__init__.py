@@ -12,7 +12,7 @@ session and stateless revisions are never translated.
     session_to_stateless.py   a caller with a session in front of a stateless server: emulated sessions
     input_rounds.py           one call at such a server, in as many rounds as the server needs input
     unsolicited.py            the streams of unsolicited messages, and what one subscriber gets of them
-    translation.py            translates messages between eras, without any I/O
+    translation.py            translates messages between revisions, without any I/O
 
 docs/reference/mcp.md has the table of how the bridge translates each method and notification;
 tests/flow/test_crossings.py walks it.
