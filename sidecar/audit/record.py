@@ -171,7 +171,7 @@ class Describer:
         self.who: dict[int, KnownCaller] = {}
         """The results of `caller`, by the caller's id."""
         self.calls: dict[object, KnownCall] = {}
-        """The results of `call`, by its words, the enforcement, and the id of the decision's links."""
+        """The results of `call`, by its terms, the enforcement, and the id of the decision's links."""
         self._limits: dict[int, tuple[object, str]] = {}
 
     def limits(self, states: tuple[LimitState, ...] | ChargedLimits, charged: int) -> str:

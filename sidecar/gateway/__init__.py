@@ -1,4 +1,4 @@
-"""The policy enforcement point: one pipeline that every request passes, and the frontends that speak each protocol.
+"""The policy enforcement point: one pipeline that every request passes, and the frontends of the protocols.
 
 The call depth of the most frequent call, a stateless request that a server answers with one JSON object:
 

@@ -192,7 +192,8 @@ class RequestContext(CallContext):
     async def admitted(
         self, raw: bytes | None, *, a2a: bool = False, cost: Callable[[bytes], float] = cost_of
     ) -> bytes:
-        """Returns a body that is not small once it is admitted at its `cost`. `body` None has not arrived yet."""
+        """Returns a body that is not small once it is admitted at its `cost`. With `raw` None it has not arrived
+        yet."""
         caller, record = self.record.caller, self.record
         with closing(BodyRoom(self.body_admission, caller.last.name if caller else record.peer)) as room:
             if raw is None:

@@ -186,7 +186,8 @@ class Identity:
 
     def recall(self, digest: bytes, audience: Audience) -> Remembered | None:
         """Returns the token in the line of `Authorization` with this digest, if it was verified before and would verify
-        again: it has not expired, its issuer's keys are unchanged and fresh, and so is what the route requires."""
+        again: it has not expired, its issuer's keys are unchanged and fresh, and so are the requirements of the
+        route."""
         found = self._remembered.get(place := (digest, audience.resource))
         if found is None or not (found.audience is audience or found.audience == audience):
             return None

@@ -160,7 +160,8 @@ class LimitPlan:
         return spent
 
     def unspent(self, spent: Mapping[str, int]) -> tuple[LimitCharge, ...]:
-        """What the end of a call returns: its slots, and the part of the reservation that it did not spend."""
+        """The charges that the end of a call returns: its slots, and the part of the reservation that it did not
+        spend."""
         paid = [charge for charge in self.charges if charge.unit and charge.amount > spent.get(charge.unit, 0)]
         rest = (replace(charge, amount=charge.amount - spent.get(charge.unit, 0)) for charge in paid)
         return (*self.slots, *rest)

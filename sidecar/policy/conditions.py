@@ -76,7 +76,7 @@ def lets_match(outcome: object, denies: int) -> bool:
 
 
 class ConditionContext(NamedTuple):
-    """What the conditions of one link may read. `subject` is the position of the link's subject in the chain; `args` is
+    """The inputs of the conditions of one link. `subject` is the position of the link's subject in the chain; `args` is
     empty for every link but the last; `call` describes the call as a whole and is the same for every link."""
 
     chain: Chain

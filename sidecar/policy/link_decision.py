@@ -89,7 +89,7 @@ LinkOutcome = Outcome | MatcherOutcome
 
 
 class LinkCondition(Protocol):
-    """What the engine evaluates in each call: the condition of rows, or the matcher of a Casbin model."""
+    """The condition that the engine evaluates in each call: the condition of rows, or the matcher of a Casbin model."""
 
     @property
     def text(self) -> str: ...

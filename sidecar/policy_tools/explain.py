@@ -113,7 +113,7 @@ class ApprovalNeed(NamedTuple):
 
 
 class Explanation(NamedTuple):
-    """The whole answer. If the record does not determine it, `answer` is None and `why` names what it depends on."""
+    """The whole answer. If the record does not determine it, `answer` is None and `why` names the missing fact."""
 
     answer: Answer | None
     decision: Decision

@@ -49,7 +49,7 @@ def canonical_json(value: Any) -> bytes:
         written: list[bytes] = []
         _write(value, written, MAX_DEPTH)
         return b"".join(written)
-    except (TypeError, rfc8785.CanonicalizationError, UnicodeEncodeError):  # TypeError: of orjson; a key is no string
+    except (TypeError, rfc8785.CanonicalizationError, UnicodeEncodeError):  # TypeError: of orjson; a key is not text
         raise NotCanonicalError from None
 
 

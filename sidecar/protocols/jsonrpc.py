@@ -157,8 +157,8 @@ def parse_json(
     raw: bytes, *, max_depth: int = MAX_DEPTH, max_keys: int = MAX_KEYS, max_values: int = MAX_VALUES
 ) -> Any:
     """One JSON value, parsed as strictly as CONTRACT 2 and threats P1-P9 require. Raises Refusal(MALFORMED_CALL)."""
-    # As in `parse_answer`: a shorter body has no room for more keys and values, and the number of brackets is the
-    # length that it loses without them. Removing them takes a third of the time of counting, and ends beyond the bound.
+    # As in `parse_answer`: a shorter body has no room for more keys and values, and its number of brackets is what
+    # removing them shortens it by. That takes a third of the time of counting, and ends beyond the bound.
     over = max_depth + 1
     if len(raw) > max_keys or len(raw) - len(raw.replace(b"{", b"", over).replace(b"[", b"", over)) > max_depth:
         _refuse_excess(raw, max_depth, max_keys, max_values)
@@ -320,8 +320,8 @@ _CHECKING = json.JSONDecoder(
 
 
 def _is_plain(raw: bytes) -> bool:
-    """Whether no number can be out of bounds: none has 19 digits in a row, and none has an exponent, which only another
-    parser, which refuses values that are not finite, checks. Checking each number would take half a microsecond for
+    """Whether no number can be out of bounds: none has 19 digits in a row, and either none has an exponent or orjson,
+    which refuses values that are not finite, accepts the text. Checking each number would take half a microsecond for
     each."""
     digits = raw.translate(_DIGITS)
     return b"0" * 19 not in digits and (b"0e" not in digits or _orjson_reads(raw))

@@ -52,7 +52,7 @@ CHANGED_TIMES: Final = 10  # attempts, while others change the same record
 TICK_S: Final = 5.0  # between progress notifications to a caller that waits
 COUNT_EVERY_S: Final = 2.0
 SWEEP_EVERY_S: Final = 60.0  # for requests that another process left
-LOOK_EVERY_S: Final = 0.5  # for answers given at another replica, and for what is late
+LOOK_EVERY_S: Final = 0.5  # for answers given at another replica, and for late requests
 PAGE: Final = 100
 _SWEPT: Final = (ApprovalState.WAITING, ApprovalState.APPROVED, ApprovalState.REFUSED)
 

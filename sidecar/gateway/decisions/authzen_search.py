@@ -3,7 +3,7 @@
 Candidates are the exact names in rows, roles, sets, lists of tools, keys and settings. Each is decided like an
 evaluation, including the kill switch, but without limits, pins and argument schemas. An operation that needs a person's
 approval is not permitted. The answer is marked as incomplete if a row's pattern, or a role that tokens grant, could
-permit names that are no candidates.
+permit other names.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ class Candidates(Protocol):
         """Returns the entity of a permitted evaluation."""
 
     def is_open(self) -> bool:
-        """Reports whether a name that is no candidate could be permitted."""
+        """Reports whether a name outside the candidates could be permitted."""
 
 
 @dataclass(frozen=True, slots=True)

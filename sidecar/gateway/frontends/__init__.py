@@ -1,1 +1,1 @@
-"""The protocols that callers speak. Each frontend reads a request into one operation and writes the answer."""
+"""The protocols of callers. Each frontend reads a request into one operation and writes the answer."""

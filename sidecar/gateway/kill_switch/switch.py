@@ -47,7 +47,7 @@ _FORGED = (
 
 
 class KillSwitch:
-    """The kill switch of one replica. `ledger` holds what is disabled. `clock` returns seconds since the epoch."""
+    """The kill switch of one replica. `ledger` holds the disabled objects. `clock` returns seconds since the epoch."""
 
     def __init__(self, ledger: SwitchLedger, *, share: Run, witness: Witness, clock: Callable[[], float]) -> None:
         self.ledger = ledger

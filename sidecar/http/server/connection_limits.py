@@ -23,7 +23,7 @@ _SUBNET_BITS = 64  # an IPv6 customer has 2^64 addresses
 
 
 class Activity(IntEnum):
-    """What a connection does, in the order in which connections are closed."""
+    """The state of a connection, in the order in which connections are closed."""
 
     SILENT = 1
     """It has sent no request yet."""

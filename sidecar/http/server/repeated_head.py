@@ -76,9 +76,9 @@ class ArrivedBody(EmptyStreamReader):
 
 
 def repeated_from(data: bytes, found: Sequence[tuple[Any, Any]]) -> RepeatedHead | None:
-    """Returns the head of the only request that a parser between two requests found in `data`. None if the head cannot
-    be recognized again, which requires a body of exactly the Content-Length after the head, or if the connection does
-    not continue."""
+    """Returns the head of the only request that a parser between two requests found in `data`. None if a repetition
+    could not be recognized: the body after the head must have exactly the Content-Length, and the connection must
+    continue."""
     end = data.find(b"\r\n\r\n", 0, MAX_HEAD_BYTES) + 4
     length = _LENGTH.search(data, 0, end)
     if len(found) != 1 or length is None or len(data) != end + (size := int(length[1])):

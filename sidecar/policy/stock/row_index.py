@@ -27,7 +27,7 @@ FEW: Final = 3  # rows that are cheaper to evaluate than to narrow down
 SCANNED: Final = 8  # rows that can be scanned in the time of one search
 SORTED: Final = 512  # rows that are sorted at a time
 MERGED: Final = 4_096  # maximum number of runs that are merged
-FREQUENT: Final = 64  # a pattern with more than this fraction of the rows of a prefix with as many rows has its own key
+FREQUENT: Final = 64  # a pattern with 1/64 of the rows of a prefix that has at least 64 gets its own key
 MAX_KEY_CHARS: Final = 65_535
 _NONE: Final = array("I")
 
@@ -320,7 +320,7 @@ def _searched(text: str, numbers: array[int], texts: Sequence[str]) -> tuple[int
 
 def _prefixes_of(level: IndexLevel, texts: Sequence[str]) -> KeysOf:
     """Returns a search for all prefixes that a text begins with, and the frequent patterns that it matches. Among
-    sorted texts, the prefixes of a text are the last one that is not greater, and prefixes of that one."""
+    sorted texts, every prefix of a text is the last one that is not greater, or a prefix of that one."""
     place, function, parents = level.test.place, FUNCTIONS[level.test.function], level.parents
     numbers, starts, ends, every = level.texts, level.starts, level.ends, range(len(level.texts))
     frequent, prefixes = level.frequent, level.prefixes

@@ -80,7 +80,7 @@ def casbin_difference(old: PolicySource, new: PolicySource, shown: Callable[[str
 
 def _direction(table: StockTable | None, changes: Sequence[CasbinRowChange]) -> Change:
     """Returns how answers may change through added or removed rows. A row matches independently of other rows, but a
-    row whose evaluation fails denies what the rows after it allow."""
+    row whose evaluation fails denies requests that later rows allow."""
     if table is None or any(change.effect == "" for change in changes):
         return "unknown"
     model = table.source.model

@@ -170,7 +170,8 @@ def _joined(
     state: _State, kept: list[Box], own: list[Box], reach: list[int], first: int, wide: frozenset[Box]
 ) -> list[Box] | None:
     """Returns the boxes with this one merged into a later one; None if it cannot be merged. `reach` are the objects
-    that all of a box's own subjects used with its own actions; a common box has the intersection of both."""
+    that all of a box's own subjects used with its own actions; for a common box, each must contain the other's
+    objects."""
     if kept[first] in wide:
         return None
     mine, far = own[first].objects, reach[first]

@@ -1,4 +1,4 @@
-"""Builds suggestions, cites their records, and names their roles, sets and rules by what the members have in common.
+"""Builds suggestions, cites their records, and names their roles, sets and rules by the common part of their members.
 
 It uses no name of the present policy, and no slash in a role's name, because tokens grant such roles (CONTRACT 1.1).
 """

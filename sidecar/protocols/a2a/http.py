@@ -27,7 +27,7 @@ _QUERY = re.compile(r"(?:[A-Za-z0-9._~!$'()*,;:@/?\-]|%[0-9A-Fa-f]{2}|\+|&|=)*\Z
 
 
 class RestAddress(NamedTuple):
-    """What a path addresses. `allowed` are the path's HTTP methods, if the used one is not among them."""
+    """The target of a path. `allowed` are the path's HTTP methods, if the used one is not among them."""
 
     operation: Operation | None
     route: OperationRoute | None

@@ -176,7 +176,7 @@ class Conversations:
                     yield event
 
     async def _look_at(self, conversation: _Conversation, order: ProgramOrder) -> None:
-        """Ends a process that this turn cannot use, and waits until it is gone."""
+        """Ends a process that this turn cannot use, and waits for its end."""
         partner = conversation.partner
         if partner is not None:
             is_quiet = await partner.is_quiet()

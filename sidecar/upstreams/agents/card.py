@@ -52,7 +52,7 @@ class CardKeeper:
         self._one_at_a_time = asyncio.Lock()
 
     def version(self) -> Version:
-        """The version to speak to the agent: the configured one, otherwise the card's, otherwise 1.0."""
+        """The A2A version for the agent: the configured one, otherwise the card's, otherwise 1.0."""
         return self._spoken or _version_in(self._card, self._binding)
 
     def has_skill(self, name: str) -> bool | None:

@@ -44,7 +44,7 @@ _CODES: Final[Mapping[str, int]] = {
 
 
 class GrpcAgent:
-    """An agent that speaks gRPC."""
+    """An agent over gRPC."""
 
     def __init__(
         self,

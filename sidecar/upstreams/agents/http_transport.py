@@ -156,7 +156,7 @@ class HttpAgent(ABC):
 
 
 class JsonRpcAgent(HttpAgent):
-    """An agent that speaks JSON-RPC: every operation is a POST to one address."""
+    """An agent over JSON-RPC: every operation is a POST to one address."""
 
     def __init__(self, address: HttpAddress, version: Callable[[], Version], max_response_bytes: int) -> None:
         super().__init__(address, version, max_response_bytes)
@@ -177,7 +177,7 @@ class JsonRpcAgent(HttpAgent):
 
 
 class HttpJsonAgent(HttpAgent):
-    """An agent that speaks HTTP+JSON: each operation has an address of its own."""
+    """An agent over HTTP+JSON: each operation has an address of its own."""
 
     def _request(self, outgoing: OutgoingOperation, version: Version) -> _Request:
         operation, form, params = outgoing.operation, FORMS[version, "http_json"], dict(outgoing.params)

@@ -1,4 +1,4 @@
-"""Speaks the HTTP+SSE transport of MCP 2024-11-05, adapted to Streamable HTTP (`duplex_transport.py`).
+"""Implements the HTTP+SSE transport of MCP 2024-11-05, adapted to Streamable HTTP (`duplex_transport.py`).
 
     GET  <url>         a stream: first `event: endpoint`, then one `event: message` for each message of the server
     POST <endpoint>    each message to the server; its responses come on the stream

@@ -52,7 +52,7 @@ def named(now: Snapshot, name: str) -> AgentUpstream:
 
 
 class CardView(NamedTuple):
-    """What a written card depends on in addition to the agent's own card: the addresses, the skills shown, the required
+    """The inputs of a written card in addition to the agent's own card: the addresses, the skills shown, the required
     credentials, and whether the reader may read the extended card."""
 
     interfaces: tuple[cards.Interface, ...]

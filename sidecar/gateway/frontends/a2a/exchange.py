@@ -81,7 +81,7 @@ class AgentExchange(WatchedExchange):
         return answering if self.span is None else self.span.during(answering)
 
     async def admit(self, result: dict[str, Any]) -> dict[str, Any]:
-        """Returns what the caller may see of an answer or an event; the audit record names its task."""
+        """Returns the part of an answer or an event that the caller may see; the audit record names its task."""
         admitted = await self.owning.admit(result)
         self.request.record.task_id = self.owning.task
         return admitted

@@ -157,7 +157,7 @@ class AgentFrontend:
     async def check(
         self, request: RequestContext, caller: Caller, intent: AgentOperation, decision: Decision
     ) -> CheckedOperation:
-        """Checks that the agent speaks the caller's binding, and that the tasks named are the caller's. Runs after
+        """Checks that the agent supports the caller's binding, and that the tasks named are the caller's. Runs after
         policy, so that only callers with permission learn what the agent speaks."""
         agent = request.now.agent(request.front or "")
         dialect: Any = request.dialect

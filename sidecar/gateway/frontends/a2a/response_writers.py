@@ -1,4 +1,4 @@
-"""Writes answers and refusals in the version and binding that the caller speaks.
+"""Writes answers and refusals in the caller's version and binding.
 
 Each binding has one `ResponseWriter`. Results and an agent's errors come in canonical form; refusals are mapped by the
 table below (CONTRACT 6). JSON-RPC carries errors that A2A and JSON-RPC define in HTTP 200, as the official SDK does;
