@@ -73,7 +73,7 @@ AGENT_RULES = """\
 p, nhi:planner, nhi:researcher, use, -, -, call.tool == 'summarise', allow
 """
 GUARDRAILS = """\
-#: id=deny-deletions reason="Deletion needs a human"
+#: id=nobody-deletes reason="Deletion needs a human"
 p, *, tool:*/delete_*, tools/call, -, -, -, deny
 """
 TO_GO_ON = """\
@@ -95,7 +95,7 @@ class DemoScene(NamedTuple):
 _SITE, _API = {"repo": "acme/site"}, {"repo": "acme/api"}
 _TWICE = "the rule allows two calls per hour"
 _SCHEMA = "the tool's schema allows at most 50; the call did not reach the server"
-_GUARDRAIL = "the rule planner-tidies allows it, but the guardrail deny-deletions denies it"
+_GUARDRAIL = "the rule planner-tidies allows it, but the guardrail nobody-deletes denies it"
 SCENES = (
     DemoScene("Allowed", "search_notes", _SITE, "", "rule planner-searches allows it, and its condition holds"),
     DemoScene("Denied", "delete_note", {**_SITE, "index": 0}, "denied-by-rule", _GUARDRAIL),

@@ -98,7 +98,7 @@ echo '{"jsonrpc": "2.0", "id": 1, "result": {"state": "input-required", "text": 
     "policies/nhi_to_nhi.csv": "p, nhi:planner, nhi:writer, use, -, -, -, allow\n"
     "p, nhi:planner, nhi:summariser, use, -, -, -, allow\np, nhi:nightly, nhi:summariser, use, -, -, -, allow\n"
     "p, nhi:operator, nhi:*, use, -, -, -, allow\n",
-    "policies/guardrails.csv": '#: id=deny-deletions reason="Deletion needs a human"\n'
+    "policies/guardrails.csv": '#: id=nobody-deletes reason="Deletion needs a human"\n'
     "p, *, tool:*/delete_*, tools/call, -, -, -, deny\n",
     "policies/budgets.yaml": "version: 1\n"
     'tools: {"tool:issues/*": {requests_per_second: 50, daily_quota: 5000}}\n'

@@ -57,7 +57,7 @@ def test_the_example_of_the_contract_says_these_rows() -> None:
         f"p, nhi:researcher, set:github-read, use, -, 120, {condition}, allow"
         " #: id=researcher-reads-github owner=platform@acme.example",
         f"p, nhi:researcher, tool:github/search_*, use, -, 120, {condition}, allow #: part_of=researcher-reads-github",
-        "p, *, tool:*/delete_*, *, -, -, -, deny #: id=deny-deletions reason=Runbook 12",
+        "p, *, tool:*/delete_*, *, -, -, -, deny #: id=nobody-deletes reason=Runbook 12",
         "g, user:alice, role:oncall",
         "g, user:bob, role:oncall",
         "g2, tool:github/search_code, set:github-read",

@@ -37,7 +37,7 @@ METAS: tuple[Mapping[str, Any], ...] = ({}, {"x": 1}, {}, {"x": 1}, {})
 LINK = "  agent_to_tool: "
 DENIED = (
     f"deny\n{LINK}nhi:a tools/call tool:s/t_delete: allow (any-t)\n"
-    "  guardrail: nhi:a tools/call tool:s/t_delete: deny (deny-deletions)\n"
+    "  guardrail: nhi:a tools/call tool:s/t_delete: deny (nobody-deletes)\n"
 )
 # Reads the questions from standard input, as JSON, and answers them all: one process, the real one.
 ASK_ALL = (
