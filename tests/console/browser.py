@@ -6,12 +6,13 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from selenium import webdriver
+from selenium.common import StaleElementReferenceException
 from selenium.webdriver.common.by import By
 from selenium.webdriver.remote.webelement import WebElement
 
@@ -59,6 +60,21 @@ class ConsoleBrowser:
 
     def all(self, selector: str) -> list[WebElement]:
         return list(self.driver.find_elements(By.CSS_SELECTOR, selector))
+
+    def press(self, words: str) -> None:
+        """Presses the button with these words, once it is there."""
+        script = "return [...document.querySelectorAll('main button')].find(one => one.innerText === arguments[0])"
+
+        def is_pressed() -> bool:
+            button = self.run(script, words)
+            if button is None:
+                return False
+            with suppress(StaleElementReferenceException):  # a live page replaced it meanwhile
+                button.click()
+                return True
+            return False
+
+        self.until(is_pressed)
 
     def text(self, selector: str = "main") -> str:
         """The text of the first such element, read in one step: a live page may replace it meanwhile."""

@@ -6,15 +6,10 @@ from tests.console.scene import HOSTILE, Scene
 LIVE_S = 1.0
 
 
-def press(browser: ConsoleBrowser, words: str) -> None:
-    (found,) = [one for one in browser.all("main button") if one.text == words]
-    found.click()
-
-
 def test_output_comes_by_itself_and_a_run_is_cancelled(scene: Scene, browser: ConsoleBrowser) -> None:
     browser.open("/console/agents")
     browser.find("#agent-counter").click()
-    press(browser, "Run")
+    browser.press("Run")
     browser.until(lambda: "/agents/runs/" in browser.driver.current_url)
     browser.until(lambda: "count 3" in browser.text("pre.output"))
     shown = browser.text("pre.output").count("count")
@@ -25,7 +20,7 @@ def test_output_comes_by_itself_and_a_run_is_cancelled(scene: Scene, browser: Co
     browser.until(lambda: browser.text("pre.output").count("count") > shown + 10)
     assert browser.run("return document.getElementById('reason').value") == f"enough {HOSTILE}"
     assert browser.barriers() == []
-    press(browser, "Cancel it and end its processes")
+    browser.press("Cancel it and end its processes")
     browser.until(lambda: "cancelled" in browser.text(".figures"))
     assert not browser.all("details.act") and browser.all("pre.output span")
 
@@ -47,17 +42,17 @@ def test_a_run_that_asks_is_answered(scene: Scene, browser: ConsoleBrowser) -> N
     browser.until(lambda: browser.all("#prompt"))
     assert "which colour?" in browser.text() and browser.barriers() == []
     browser.find("#prompt").send_keys("red")
-    press(browser, "Answer")
+    browser.press("Answer")
     browser.until(lambda: "it continues" in browser.text())
 
 
 def test_a_schedule_is_paused_resumed_and_run(scene: Scene, browser: ConsoleBrowser) -> None:
     browser.open("/console/agents/schedules")
     browser.find("#schedule-nightly").click()
-    press(browser, "Pause")
+    browser.press("Pause")
     browser.until(lambda: "by admin:olga" in browser.text("dl.facts"))
-    press(browser, "Resume")
+    browser.press("Resume")
     browser.until(lambda: "by admin:olga" not in browser.text("dl.facts"))
-    press(browser, "Run now")
+    browser.press("Run now")
     browser.until(lambda: "/agents/runs/" in browser.driver.current_url)
     browser.until(lambda: "success" in browser.text(".figures"))

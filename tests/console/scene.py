@@ -288,6 +288,8 @@ def hosted(made: AbstractAsyncContextManager[T]) -> Iterator[T]:
     finally:
         loop.call_soon_threadsafe(end.set)
         thread.join(START_S)
+    if fault or thread.is_alive():
+        raise RuntimeError("it did not end") from next(iter(fault), None)
 
 
 def running_scene(soon: str) -> AbstractContextManager[Scene]:

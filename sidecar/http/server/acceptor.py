@@ -54,11 +54,12 @@ class Acceptor:
         self._resume()
 
     def close(self) -> None:
-        """Stops accepting, and abandons connections that are being opened."""
+        """Stops accepting, and abandons connections that are being opened. Closing again has no effect."""
         if self._pause is not None:
             self._pause.cancel()
-        asyncio.get_running_loop().remove_reader(self.sock)
-        self.sock.close()
+        if self.sock.fileno() >= 0:
+            asyncio.get_running_loop().remove_reader(self.sock)
+            self.sock.close()
         for task in tuple(self._opening):
             task.cancel()
 
