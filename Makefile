@@ -18,13 +18,18 @@ INSTALL := -m pip install --quiet --disable-pip-version-check --no-deps
 SERVED := --extra agents --extra grpc --extra otel
 COMPILE := $(UV) pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --no-annotate
 
+# Environments are made two at a time.
+MAKEFLAGS += --jobs=2
+
 # Hundreds of processes import the sidecar in the tests: it is compiled once.
 unexport PYTHONDONTWRITEBYTECODE
 
 # What depends on the interpreter most: regular expressions, sockets, child processes.
 SMOKE := tests/wire tests/unit/http/client tests/unit/gateway/test_redaction.py tests/unit/gateway/test_secret_patterns.py tests/unit/tasks/programs/test_output_cleaner.py $(addprefix tests/flow/test_,call.py plain.py streams.py sessions.py hostile_upstream.py tasks.py responses.py)
 
-.PHONY: demo test smoke check fix bench conformance clients deploy-check console-check docs manifests lock
+.PHONY: environment environments demo test smoke check fix bench conformance clients deploy-check console-check docs manifests lock
+environment: $(READY)
+environments: environment $(MCP1)/ready $(A2A03)/ready $(SERVERS)/ready $(ENVOY)/ready $(SCHEMATHESIS)/ready $(DEPLOY)/ready
 demo: $(READY) ; $(BIN)/sidecar demo
 test: $(READY) $(MCP1)/ready $(A2A03)/ready $(SERVERS)/ready $(ENVOY)/ready ; $(BIN)/python -m pytest --numprocesses $$($(PYTHON) -c 'import os; print((os.cpu_count() or 1) + 2)') --dist worksteal
 smoke: $(READY) ; $(BIN)/python -m pytest --numprocesses 2 $(SMOKE)
