@@ -143,9 +143,8 @@ class Servers:
 
         self.page_process = process = PageProcess()
         undo.push_async_callback(process.close)
-        preparing = asyncio.create_task(process.prepare())
-        console = await asyncio.to_thread(_console, operated, self.settings, admin, secrets, others, process)
-        await preparing
+        opening = asyncio.to_thread(_console, operated, self.settings, admin, secrets, others, process)
+        console, _ = await asyncio.gather(opening, process.prepare())
         return console
 
     async def _for_operators(

@@ -58,13 +58,14 @@ class PageProcess:
         return value
 
     async def prepare(self) -> None:
-        """Start the process, and wait until it can make a page at once. If it cannot start, the next order tries it."""
+        """Starts the process, and waits until it can make a page. If it cannot start, the next order tries it."""
         with suppress(ConsoleFault):
             await self.run(page_work.prepare)
 
     async def close(self) -> None:
-        """End the process, and start no other."""
-        self._is_closed = True
+        """Ends the process, and starts no other."""
+        async with self._starting:  # one that is being started is ended too
+            self._is_closed = True
         if self._process is not None and self._reader is not None:
             with suppress(ProcessLookupError):
                 self._process.kill()
@@ -92,7 +93,7 @@ class PageProcess:
 
 
 async def _hand_out(process: asyncio.subprocess.Process, orders: Mapping[int, asyncio.Future[PageResult]]) -> None:
-    """Hand out results until the process ends, then fail the orders that it has not carried out."""
+    """Hands out results until the process ends, then fails the orders that it has not carried out."""
     assert process.stdout is not None
     with suppress(asyncio.IncompleteReadError, ConnectionError):
         while True:

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 from functools import partial
 from pathlib import Path
 
+import psutil
 import pytest
 
 from sidecar.admin.console.page_process import PageProcess
@@ -67,6 +68,16 @@ async def test_what_comes_after_the_end_starts_no_process(pages: PageProcess) ->
     await pages.close()
     with pytest.raises(ConsoleFault, match="being closed"):
         await pages.run(os.getpid)
+
+
+async def test_closing_while_it_starts_leaves_no_process(pages: PageProcess) -> None:
+    before = psutil.Process().children()
+    order = asyncio.create_task(pages.run(os.getpid))
+    await asyncio.sleep(0)  # the start has begun
+    await pages.close()
+    with pytest.raises(ConsoleFault):
+        await order
+    assert psutil.Process().children() == before
 
 
 async def test_work_that_takes_too_long_is_given_up(pages: PageProcess, monkeypatch: pytest.MonkeyPatch) -> None:
