@@ -186,7 +186,7 @@ class Engine:
         self.rule_counts: Mapping[str, int] = {kind.value: len(docket) for kind, docket in self._dockets.items()}
 
     def decide(self, chain: Chain, question: Question, now_s: float, mode: Mode = "call") -> Decision:
-        """Decide, link by link, whether the chain may do this at `now_s` (seconds since the epoch)."""
+        """Decides, link by link, whether the chain may do this at `now_s` (seconds since the epoch)."""
         known, subjects = self._chains.get(id(chain), _NO_CHAIN)  # callers reuse their chain from call to call
         if known is not chain:
             subjects = self._subjects_of(chain)

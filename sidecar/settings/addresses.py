@@ -43,7 +43,7 @@ class UnixAddress:
 
 
 def parse_address(text: str, folder: Path | None = None) -> ListenAddress | UnixAddress:
-    """Parse an address. A relative socket path starts at `folder`. Rejects malformed ones."""
+    """Parses an address. A relative socket path starts at `folder`. Rejects malformed ones."""
     if text.startswith("unix:"):
         return _unix_address(text.removeprefix("unix:"), folder)
     found = _HOST_AND_PORT.fullmatch(text)

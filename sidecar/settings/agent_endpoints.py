@@ -91,7 +91,7 @@ class EndpointAuth(Section):
     _token: str = PrivateAttr("")
 
     def read_from(self, environ: Mapping[str, str]) -> Finding | None:
-        """Read the token of `token_env`. Returns what is wrong with it."""
+        """Reads the token of `token_env`. Returns what is wrong with it."""
         if self.token_env is None:
             return None
         self._token = environ.get(self.token_env, "")

@@ -129,7 +129,7 @@ class CronSchedule:
 
 
 def calendar_from(expression: str, zone: str = "UTC") -> CronSchedule:
-    """Parse an operator's cron expression. `zone` must exist. Raises CronError."""
+    """Parses an operator's cron expression. `zone` must exist. Raises CronError."""
     fields = _fields_of(expression)
     try:
         due = next(CronSim(" ".join(fields), _SOME_DAY), None)

@@ -37,7 +37,7 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, defer_build=True)
 
     def _faults(self) -> Iterable[Finding]:
-        """Return what is wrong with the section as a whole."""
+        """Returns what is wrong with the section as a whole."""
         return ()
 
     @model_validator(mode="after")
@@ -57,7 +57,7 @@ _BYTES = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 
 
 def seconds_from(value: object) -> object:
-    """Parse a number of seconds, or `500ms`, `30s`, `5m`, `1h`, `2d`, as a float. Other values are left to pydantic."""
+    """Parses a number of seconds, or `500ms`, `30s`, `5m`, `1h`, `2d`, as a float. Leaves other values to pydantic."""
     if isinstance(value, str):
         if not (found := _DURATION.fullmatch(value)):
             reject("this is no duration", "Y103", "write seconds as a number, or 500ms, 30s, 5m, 1h, 2d")
@@ -66,7 +66,7 @@ def seconds_from(value: object) -> object:
 
 
 def bytes_from(value: object) -> object:
-    """Parse a number of bytes, or `64KiB`, `1MiB`, `1GiB`, into an int."""
+    """Parses a number of bytes, or `64KiB`, `1MiB`, `1GiB`, into an int."""
     if isinstance(value, str):
         if not (found := _SIZE.fullmatch(value)):
             reject("this is no size", "Y103", "write bytes as a number, or 64KiB, 1MiB, 1GiB")
@@ -157,7 +157,7 @@ Listen = Annotated[
 
 
 def _command_from(value: object, info: ValidationInfo) -> object:
-    """Parse a command. A name without a slash is found on PATH; any other becomes an absolute path, because programs
+    """Parses a command. A name without a slash is found on PATH; any other becomes an absolute path, because programs
     start in another folder. Links are kept: a virtual environment's Python finds its files by them."""
     if value == "":
         reject("the command is empty")
@@ -179,7 +179,7 @@ Command = Annotated[Argument, BeforeValidator(_command_from)]
 
 
 def split_url(text: str, *schemes: str) -> SplitResult:
-    """Parse a URL with one of the schemes and a host, without user info and fragment. Rejects all others."""
+    """Parses a URL with one of the schemes and a host, without user info and fragment. Rejects all others."""
     try:
         parts = urlsplit(text)
         port = parts.port
@@ -262,7 +262,7 @@ Host = Annotated[str, AfterValidator(_host)]
 
 
 def matching(pattern: str, what: str, hint: str) -> Callable[[str], str]:
-    """Return a check that the pattern matches the whole text."""
+    """Returns a check that the pattern matches the whole text."""
     compiled = re.compile(pattern)
 
     def check(text: str) -> str:
@@ -279,7 +279,7 @@ def named(pattern: str, what: str, hint: str) -> AfterValidator:
 
 
 def listed(value: object) -> object:
-    """Take one word for a list of it."""
+    """Takes one word for a list of it."""
     return [value] if isinstance(value, str) else value
 
 

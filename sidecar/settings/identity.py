@@ -331,7 +331,7 @@ class IdentitySettings(Section):
     """Maximum lifetime of a token (`exp` - `iat`). A token with a longer lifetime is refused."""
 
     def _faults(self) -> Iterator[Finding]:
-        """Check that no issuer can mint names of another (CONTRACT 1.1)."""
+        """Checks that no issuer can mint names of another (CONTRACT 1.1)."""
         names = Counter(issuer.issuer for issuer in self.issuers)
         spaces = Counter(issuer.namespace for issuer in self.issuers)
         domains = Counter(one.spiffe.trust_domain for one in self.issuers if one.spiffe and one.preset == "spiffe")

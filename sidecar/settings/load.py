@@ -43,7 +43,7 @@ class ShownSettings:
 
 
 def load_settings(path: Path, environ: Mapping[str, str], *, check_files: bool = True) -> Settings:
-    """Load settings. Raises SettingsError with all faults; with `check_files` also of files and our own secrets."""
+    """Loads settings. Raises SettingsError with all faults; with `check_files` also of files and our own secrets."""
     return load(path, environ, check_files=check_files).settings
 
 
@@ -261,7 +261,7 @@ def has_extra(extra: str) -> bool:
 
 
 def _token_faults(settings: Settings, document: Document, environ: Mapping[str, str]) -> Iterator[Fault]:
-    """Read tokens from their named variables. Reports missing and weak ones."""
+    """Reads tokens from their named variables. Reports missing and weak ones."""
     for _, at, offer in settings.offers():
         auth = offer.authentication
         if auth is not None and (fault := auth.read_from(environ)) is not None:

@@ -33,7 +33,7 @@ Whose = Literal["ours", "theirs"]
 
 
 def read_secret(path: Path, whose: Whose) -> str:
-    """Read a secret from a file, without the final line break. Raises SettingsError, which names only the file."""
+    """Reads a secret from a file, without the final line break. Raises SettingsError, which names only the file."""
     secret, found = judged_secret(path, whose)
     if found is not None:
         raise SettingsError([fault_in(path, found.message, code=found.code, hint=found.hint)])
@@ -41,7 +41,7 @@ def read_secret(path: Path, whose: Whose) -> str:
 
 
 def judged_secret(path: Path, whose: Whose) -> tuple[str, Finding | None]:
-    """Read a secret as `read_secret` does; return what is wrong with it, without showing it, or None."""
+    """Reads a secret as `read_secret` does; returns what is wrong with it, without showing it, or None."""
     try:
         with path.open("rb") as file:
             exposed = exposure_of(path, os.fstat(file.fileno()).st_mode)
@@ -73,7 +73,7 @@ def exposure_of(path: Path, mode: int) -> Finding | None:
 
 
 def check_private(path: Path) -> None:
-    """Check the mode of a file. Raises SettingsError. A missing file passes; its reader reports it."""
+    """Checks the mode of a file. Raises SettingsError. A missing file passes; its reader reports it."""
     try:
         found = exposure_of(path, path.stat().st_mode)
     except OSError:

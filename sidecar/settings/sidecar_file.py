@@ -268,7 +268,7 @@ class Settings(Section):
     @model_validator(mode="before")
     @classmethod
     def _sections_with_paths(cls, given: Any) -> Any:
-        """Give absent sections their default paths, which start at the file's folder."""
+        """Gives absent sections their default paths, which start at the file's folder."""
         return {"policy": {}, **given} if isinstance(given, dict) else given
 
     def _faults(self) -> Iterator[Finding]:
@@ -299,7 +299,7 @@ class Settings(Section):
             seen.setdefault(name, where)
 
     def _worker_faults(self) -> Iterator[Finding]:
-        """Check that several workers share what a caller must find the same at each of them."""
+        """Checks that several workers share what a caller must find the same at each of them."""
         at: Loc = ("server", "workers")
         needed = [("store.url", "store: {url: redis://…}", self.store.is_memory)]
         for name, store in (("sessions", self.sessions.store), ("tasks", self.tasks.store)):
@@ -321,7 +321,7 @@ class Settings(Section):
                 yield Finding("workers listen on one port for gRPC", "S195", "write which, such as 8081", loc)
 
     def _agent_faults(self) -> Iterator[Finding]:
-        """Check that each name of an agent refers to that agent only."""
+        """Checks that each name of an agent refers to that agent only."""
         named = {name: name for name in (*self.upstreams, *self.agents)}
         ports, people = dict[str, str](), dict[str, str]()
         for name, at, offer in self.offers():
@@ -348,7 +348,7 @@ class Settings(Section):
             yield Finding("there is no Redis to keep evidence in", "S150", hint, at)
 
     def _certificate_faults(self) -> Iterator[Finding]:
-        """Check that certificates are requested or forwarded where their owners are configured, and the reverse.
+        """Checks that certificates are requested or forwarded where their owners are configured, and the reverse.
         Envoy forwards them with its checks over gRPC."""
         identity, files = self.identity, self.server.tls
         asked = isinstance(files, TlsFiles) and files.client_ca_path is not None

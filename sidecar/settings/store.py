@@ -61,7 +61,7 @@ class StorePlace:
 
 
 def parse_store_url(text: str) -> StorePlace:
-    """Parse a store URL. Rejects all other texts, and never repeats them in errors."""
+    """Parses a store URL. Rejects all other texts, and never repeats them in errors."""
     scheme, _, rest = text.partition("://")
     tls, kind = scheme.startswith("rediss"), _SCHEMES.get(scheme.replace("rediss", "redis", 1))
     if kind is None:

@@ -199,7 +199,7 @@ def _normal(text: str) -> str:
 
 
 def _without_port(scheme: str, authority: str) -> str:
-    """Remove an empty or default port, and leading zeros."""
+    """Removes an empty or default port, and leading zeros."""
     found = _PORT.match(authority)
     if found is None:
         return authority

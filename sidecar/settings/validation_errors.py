@@ -25,12 +25,12 @@ class Finding:
 
 
 def reject(message: str, code: str = "Y104", hint: str = "", at: Loc = (), on_key: bool = False) -> NoReturn:
-    """Report one fault from inside a pydantic validator."""
+    """Reports one fault from inside a pydantic validator."""
     raise PydanticCustomError("findings", "invalid", {"findings": (Finding(message, code, hint, at, on_key),)})
 
 
 def reject_any(findings: Iterable[Finding]) -> None:
-    """Report all faults, if there are any, from inside a pydantic validator."""
+    """Reports all faults, if there are any, from inside a pydantic validator."""
     if found := tuple(findings):
         raise PydanticCustomError("findings", "invalid", {"findings": found})
 
@@ -48,7 +48,7 @@ def findings_of(error: ValidationError, model: type[BaseModel]) -> Iterator[Find
 
 
 def meant(word: str, known: Iterable[str]) -> str:
-    """Return `did you mean "tools/call"?`, or "" when no known word is near."""
+    """Returns `did you mean "tools/call"?`, or "" when no known word is near."""
     near = get_close_matches(word[:128], list(known), n=1, cutoff=0.6)
     return f'did you mean "{near[0]}"?' if near else ""
 

@@ -48,7 +48,7 @@ class UnwrittenError(Exception):
 
 
 def write_all(files: Mapping[Path, bytes], *, force: bool) -> None:
-    """Write files, all or none; existing ones are kept unless `force`. Raises UnwrittenError."""
+    """Writes files, all or none; existing ones are kept unless `force`. Raises UnwrittenError."""
     there = [str(path) for path in files if path.exists()]
     if there and not force:
         more = f" and {len(there) - 3} more" if len(there) > 3 else ""

@@ -61,7 +61,7 @@ class Document:
         return Fault(span.file, span.line, span.column, code, message, hint, source, span.width)
 
     def refuse(self, faults: Iterable[Fault]) -> NoReturn:
-        """Raise this document's error with the faults in file order, without duplicates."""
+        """Raises this document's error with the faults in file order, without duplicates."""
         raise self.error(in_file_order(faults))
 
     def validate(self, model: type[Model], context: Mapping[str, Any] | None = None) -> Model:
@@ -92,7 +92,7 @@ def read_document(
     max_bytes: int = MAX_BYTES,
     inside: Path | None = None,
 ) -> Document:
-    """Read a YAML file, or `text`, strictly, following no link out of `inside`. Raises `error` with all faults."""
+    """Reads a YAML file, or `text`, strictly, following no link out of `inside`. Raises `error` with all faults."""
     content = read_bytes(path, error=error, max_bytes=max_bytes, inside=inside) if text is None else text
     raw = content.encode("utf-8", "surrogatepass") if isinstance(content, str) else content
     if len(raw) > max_bytes:
@@ -113,7 +113,7 @@ def read_document(
 def read_bytes(
     path: Path, *, error: type[ConfigError] = SettingsError, max_bytes: int = MAX_BYTES, inside: Path | None = None
 ) -> bytes:
-    """Read a file, up to one byte more than `max_bytes`; `inside` is as in `read_document`. Raises `error`."""
+    """Reads a file, up to one byte more than `max_bytes`; `inside` is as in `read_document`. Raises `error`."""
     if inside is not None and (fault := leading_out(path, inside)) is not None:
         raise error([fault])
     try:

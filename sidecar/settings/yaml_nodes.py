@@ -175,7 +175,7 @@ class _Composer:
         return True
 
     def check_properties(self, event: yaml.ScalarEvent | yaml.CollectionStartEvent) -> None:
-        """Refuse anchors, which place values out of sight, and tags, which choose types behind the schema."""
+        """Refuses anchors, which place values out of sight, and tags, which choose types behind the schema."""
         if event.anchor is not None:
             self.fault(self.span(event), "Y008", f"&{event.anchor} is an anchor", "write the value where it is needed")
         if event.tag is not None:
@@ -196,7 +196,7 @@ class _Composer:
             return YamlNode(event.value, span)
 
     def add(self, node: YamlNode) -> None:
-        """Add a finished node to its parent: as the root, a list entry, or a mapping's key or value."""
+        """Adds a finished node to its parent: as the root, a list entry, or a mapping's key or value."""
         if not self.stack:
             self.root = node
             return

@@ -106,13 +106,13 @@ def name_of(credential: AdminCredential) -> str:
 
 
 def check_own_page(headers: Headers) -> None:
-    """Check that a page of the console sent a form: the listener has compared `Origin`. Raises ConsoleFault."""
+    """Checks that a page of the console sent a form: the listener has compared `Origin`. Raises ConsoleFault."""
     if "origin" not in headers and headers.get("sec-fetch-site", ()) != ("same-origin",):
         raise ConsoleFault(403, "this form was not sent by a page of the console")
 
 
 def check_token(session: ConsoleSession, headers: Headers, form: FormFields) -> None:
-    """Check the CSRF token of a form. Raises ConsoleFault."""
+    """Checks the CSRF token of a form. Raises ConsoleFault."""
     given = form.get(CSRF_FIELD, "") or "".join(headers.get(CSRF_HEADER, ())[:1])
     if not hmac.compare_digest(given.encode(), session.csrf.encode()):
         raise ConsoleFault(403, "this form is not of your session: load the page again")

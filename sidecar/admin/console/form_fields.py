@@ -19,7 +19,7 @@ class FormFields(Mapping[str, str]):
 
     @classmethod
     def parsed(cls, text: str) -> FormFields:
-        """Parse `application/x-www-form-urlencoded`. Raises Refusal(MALFORMED_CALL)."""
+        """Parses `application/x-www-form-urlencoded`. Raises Refusal(MALFORMED_CALL)."""
         try:
             given = parse_qsl(text, keep_blank_values=True, errors="strict", max_num_fields=MAX_FIELDS)
         except ValueError:

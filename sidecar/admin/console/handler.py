@@ -259,7 +259,7 @@ class Console:
         return _see(next_path, {"Set-Cookie": cookie})
 
     async def _begun(self, user: ConsoleUser, credential: str, headers: Headers, peer: str) -> str:
-        """Begin a session with a new id, end the one that the browser had, and record it. Returns its cookie."""
+        """Begins a session with a new id, ends the one that the browser had, and records it. Returns its cookie."""
         await self.app.desk.witness("console-login", user.by, role=user.role, peer=peer)
         if before := self.access.session_id(headers):
             await self.access.sessions.end(before)
@@ -387,7 +387,7 @@ class Console:
         asked: ConsoleRequest,
         headers: Headers,
     ) -> None:
-        """Send events until the session ends, the sidecar drains or the reader is gone."""
+        """Sends events until the session ends, the sidecar drains or the reader is gone."""
         looked_at = heard_at = time.monotonic()
         try:
             async with aclosing(events):

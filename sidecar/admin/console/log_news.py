@@ -81,7 +81,7 @@ def _tail_of(one: Log) -> LogTail:
 
 
 def _sort_out(worker: int, lines: Sequence[bytes], different: Mapping[RecordFilter, _Wanted]) -> None:
-    """Give each filter the newest of these lines, until it has enough of this log."""
+    """Gives each filter the newest of these lines, until it has enough of this log."""
     room = dict.fromkeys(different, MAX_RECORDS)
     for line in reversed(lines):
         candidates = [wanted for wanted in different if wanted.may_want(line)]

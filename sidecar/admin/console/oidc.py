@@ -120,7 +120,7 @@ class OidcLogins:
         return parse_origin(self.settings.issuer).host_header
 
     async def begin(self, next_path: str, redirect_uri: str) -> tuple[str, str]:
-        """Begin a login: the value of its cookie, and the address to send the browser to. Raises LoginRefused."""
+        """Begins a login: the value of its cookie, and the address to send the browser to. Raises LoginRefused."""
         provider = await self._provider()
         flow_id = f"{0 if self.others is None else self.others.me}.{secrets.token_urlsafe(32)}"
         key, now_s = digest_of(flow_id.encode()), self.clock_mono()
@@ -143,7 +143,7 @@ class OidcLogins:
         return flow_id, f"{provider.authorization}{joint}{urlencode(fields)}"
 
     async def finish(self, flow_id: str, query: FormFields) -> LoggedIn:
-        """End a login with what the provider sent the browser back with. Raises LoginRefused."""
+        """Ends a login with what the provider sent the browser back with. Raises LoginRefused."""
         flow = await self._taken(flow_id)
         if flow is None or not hmac.compare_digest(query.get("state", "").encode(), flow.state.encode()):
             raise LoginRefused(400, "this login was not begun here, or took longer than ten minutes", "state")

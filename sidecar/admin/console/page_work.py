@@ -31,7 +31,7 @@ class PageResult(NamedTuple):
 
 
 def serve_order(orders: IO[bytes], out: IO[bytes]) -> None:
-    """Carry out orders until the input is closed. Entered by `BEGINNING`."""
+    """Carries out orders until the input is closed. Entered by `BEGINNING`."""
     with suppress(OSError, AttributeError):  # the latter where the system has no such classes
         os.nice(NICENESS)
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))  # waking up, it interrupts no call
@@ -44,7 +44,7 @@ def serve_order(orders: IO[bytes], out: IO[bytes]) -> None:
 
 
 def prepare() -> None:
-    """Import what most orders need. An order itself."""
+    """Imports what most orders need. It is an order itself."""
     for name in OFTEN:
         import_module(name)
 

@@ -102,7 +102,7 @@ STREAMS: Final = PathTable[ConsoleStream]([])
 
 
 def page(path: str, *, title: str, template: str, role: Role = "viewer") -> Callable[[PageFunction], PageFunction]:
-    """Register a page at `/console/<path>`. A GET that accepts only JSON gets the data itself."""
+    """Registers a page at `/console/<path>`. A GET that accepts only JSON gets the data itself."""
 
     def add(handler: PageFunction) -> PageFunction:
         PAGES.add(ConsolePage(path, title, template, handler, _roles(role)))
@@ -114,7 +114,7 @@ def page(path: str, *, title: str, template: str, role: Role = "viewer") -> Call
 def action(
     path: str, *, role: Role = "operator", max_bytes: int = MAX_FORM_BYTES
 ) -> Callable[[ActionFunction], ActionFunction]:
-    """Register the target of a form at `/console/<path>`. Session, role and CSRF token are checked before it runs."""
+    """Registers the target of a form at `/console/<path>`. Session, role and CSRF token are checked before it runs."""
 
     def add(handler: ActionFunction) -> ActionFunction:
         ACTIONS.add(ConsoleAction(path, handler, _roles(role), max_bytes))
@@ -124,7 +124,7 @@ def action(
 
 
 def stream(path: str, *, role: Role = "viewer") -> Callable[[StreamFunction], StreamFunction]:
-    """Register an event stream at `/console/<path>`. It ends with the session, and when the sidecar drains."""
+    """Registers an event stream at `/console/<path>`. It ends with the session, and when the sidecar drains."""
 
     def add(handler: StreamFunction) -> StreamFunction:
         STREAMS.add(ConsoleStream(path, handler, _roles(role)))

@@ -92,7 +92,7 @@ def _is_over(task: asyncio.Task[Any], is_old: bool) -> bool:
 
 
 def _retrieved(task: asyncio.Task[Any]) -> None:
-    """Take note of an error, also where every viewer who waited has left."""
+    """Takes note of an error, also where every viewer who waited has left."""
     if not task.cancelled():
         task.exception()
 

@@ -58,7 +58,7 @@ class ConsoleSessions:
     _kept: OrderedDict[str, ConsoleSession] = field(default_factory=OrderedDict)
 
     def begin(self, by: str, role: Role, credential: str, person: Principal | None = None) -> str:
-        """Begin a session; the id for its cookie. The one that was used least recently gives way to one too many."""
+        """Begins a session; the id for its cookie. The one that was used least recently gives way to one too many."""
         worker = 0 if self.others is None else self.others.me
         session_id = f"{worker}.{secrets.token_urlsafe(32)}"
         now_s = self.clock_mono()

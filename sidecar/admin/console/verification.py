@@ -1,7 +1,7 @@
 """Verifies the audit logs in the background, one verification at a time, and keeps what the last one found.
 
-The result lies in the data folder, where all workers and the next start read it. It proves no more than was true then,
-and whoever can write the folder can write it: it reminds, `sidecar audit verify` proves.
+The result lies in the data folder, where all workers and the next start read it. It holds for that moment only, and
+anyone who can write to the folder can change it. For proof, run `sidecar audit verify`.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class LogVerifier:
         return await asyncio.to_thread(_read, self.settings().data / FILE)
 
     async def begin(self, by: str) -> bool:
-        """Begin a verification. Returns False if one runs here. Raises Refusal(AUDIT_UNAVAILABLE), OSError."""
+        """Begins a verification. Returns False if one runs here. Raises Refusal(AUDIT_UNAVAILABLE), OSError."""
         if self._running is not None:
             return False
         settings = self.settings()

@@ -59,7 +59,7 @@ async def agent_live(asked: ConsoleRequest) -> AsyncGenerator[StreamEvent | None
 
 @action("agents/programs/{name}/run", max_bytes=MAX_ORDER_BYTES)
 async def run_agent(asked: ConsoleRequest) -> str:
-    """Run an agent as `nhi:operator`, under policy, limits and audit."""
+    """Runs an agent as `nhi:operator`, under policy, limits and audit."""
     name = asked.parts["name"]
     body = {"prompt": prompt_in(asked)}
     if context := asked.form.text("context", most=256):

@@ -116,7 +116,7 @@ async def _listed(asked: ConsoleRequest, read: Read) -> dict[str, Any]:
 
 
 async def _answered(asked: ConsoleRequest, outcome: str) -> str | Fragment:
-    """Answer as the person who is logged in. Roles in policy decide who may, whichever role the login has."""
+    """Answers as the person who is logged in. Roles in policy decide who may, whichever role the login has."""
     try:
         await asked.operate("POST", f"{_address_of(asked)}/{outcome}", {"reason": asked.form.text("reason", most=500)})
     except ConsoleFault as fault:

@@ -130,7 +130,7 @@ async def live(asked: ConsoleRequest) -> AsyncGenerator[StreamEvent | None]:
 
 @action("audit/verify")
 async def verify(asked: ConsoleRequest) -> str:
-    """Begin to verify all logs in the background. Raises ConsoleFault."""
+    """Begins to verify all logs in the background. Raises ConsoleFault."""
     view = asked.part(AuditView)
     if not view.is_in_files:
         raise ConsoleFault(409, "this log is not in files: sidecar audit gather collects it, audit verify checks it")

@@ -46,7 +46,7 @@ async def live(asked: ConsoleRequest) -> AsyncGenerator[StreamEvent | None]:
 
 @action("policy/reload")
 async def reload(asked: ConsoleRequest) -> str:
-    """Read all files, and the source, again, as `sidecar reload` does."""
+    """Reads all files, and the source, again, as `sidecar reload` does."""
     answer = await asked.operate("POST", "/api/reload")
     return f"policy?{urlencode({'reloaded': answer['revision']})}"
 

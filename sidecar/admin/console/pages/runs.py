@@ -92,14 +92,14 @@ async def run_live(asked: ConsoleRequest) -> AsyncGenerator[StreamEvent | None]:
 
 @action("agents/runs/{id}/cancel")
 async def cancel_run(asked: ConsoleRequest) -> str:
-    """Cancel a run, and all of its processes."""
+    """Cancels a run, and all of its processes."""
     await asked.operate("POST", f"{_address_of(asked)}/cancel", {"reason": asked.form.text("reason", most=500)})
     return f"agents/runs/{quote(asked.parts['id'])}"
 
 
 @action("agents/runs/{id}/answer", max_bytes=MAX_ORDER_BYTES)
 async def answer_run(asked: ConsoleRequest) -> str:
-    """Answer a run that asks, as `nhi:operator`."""
+    """Answers a run that asks, as `nhi:operator`."""
     return after_order(await asked.operate("POST", f"{_address_of(asked)}/answer", {"prompt": prompt_in(asked)}))
 
 

@@ -51,7 +51,7 @@ async def schedule_live(asked: ConsoleRequest) -> AsyncGenerator[StreamEvent | N
 
 @action("agents/schedules/{name}/run")
 async def run_schedule(asked: ConsoleRequest) -> str:
-    """Run a schedule that is not due, as its own principal."""
+    """Runs a schedule that is not due, as its own principal."""
     return after_order(await asked.operate("POST", f"{_address_of(asked)}/run"))
 
 
