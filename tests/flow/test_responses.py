@@ -4,10 +4,9 @@ import asyncio
 import fcntl
 import json
 import stat
-import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import orjson
 import pytest
@@ -15,6 +14,8 @@ from aiohttp import web
 from click.testing import CliRunner
 
 from sidecar.cli import main
+from sidecar.gateway import redaction
+from sidecar.gateway.redaction import wiped
 from tests.flow.guests import result_of
 from tests.flow.scripts import answer, giving, stream
 from tests.flow.streams import Emitter, event, hearing, streamed
@@ -326,22 +327,33 @@ async def test_best_effort_lets_the_result_go(tmp_path: Path) -> None:
         assert running.ends()[-1]["evidence"] == []
 
 
-async def test_a_large_answer_holds_nobody_up(tmp_path: Path) -> None:
-    """1 MB of prose with everything looked for; the loop is late by less than the bound (threats I11)."""
+async def test_a_large_answer_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """1 MB of prose with everything looked for, in slices (threats I11)."""
     prose = "the quick brown fox paid 4111 euros to fox@a and 10.0 more; " * 17_000
     rules = "redact: [{classes: [email, card, bearer, jwt, api_key, private_key, iban, ssn, ipv4]}]"
     async with before(tmp_path, rules, giving(text(prose + MAIL))) as running:
-        lags = list[float]()  # in the loop's own work, whatever else the machine does
+        turns, pauses = 0, list[int]()
 
         async def tick() -> None:
+            nonlocal turns
             while True:
-                began = time.thread_time()
-                await asyncio.sleep(0.001)
-                lags.append(time.thread_time() - began)
+                await asyncio.sleep(0)
+                turns += 1
+
+        def noted(*arguments: Any) -> redaction.TextSteps:
+            steps = wiped(*arguments)
+            while True:
+                try:
+                    next(steps)
+                except StopIteration as end:
+                    return cast(tuple[str, int], end.value)
+                pauses.append(turns)
+                yield
+
+        monkeypatch.setattr(redaction, "wiped", noted)
 
         ticking = asyncio.create_task(tick())
         _, body, _ = await running.call("get_file")
         ticking.cancel()
         assert body["result"]["content"][0]["text"].endswith(GONE)
-        assert sorted(lags)[-1] < 0.25  # the server and the client of this test share the loop, and parse 1 MB each
-        assert len(lags) > 8  # others had their turn
+        assert len(set(pauses)) >= len(prose) // redaction.SLICE_CHARS, "another turn between each two slices"

