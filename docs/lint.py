@@ -1,8 +1,7 @@
 """Checks the prose of the pages: the house vocabulary, headings, long sentences, and proselint's advice.
 
-    python -m docs.lint            checks every page
-    python -m docs.lint FILE…      checks these files
-    python -m docs.lint --code     checks the error texts, log lines and descriptions in sidecar/
+    python -m docs.lint            checks every page, and the error texts, log lines and descriptions in sidecar/
+    python -m docs.lint FILE…      checks these pages
 
 Prints FILE:LINE:COLUMN: MESSAGE and exits 1 if it finds something. Code, links' targets and comments are no prose.
 docs/reference/ has every setting's description and every help text, so that these are checked with the pages.
@@ -17,6 +16,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
+from itertools import chain
 from pathlib import Path
 
 import yaml
@@ -171,7 +171,7 @@ def literals_in(source: str) -> Iterator[tuple[int, str]]:
 
 def main(words: Sequence[str]) -> int:
     number = 0
-    for line in _code() if "--code" in words else _pages([word for word in words if word != "--code"] or NAMES):
+    for line in _pages(words) if words else chain(_pages(NAMES), _code()):
         sys.stdout.write(f"{line}\n")
         number += 1
     return 1 if number else 0

@@ -106,7 +106,7 @@ def test_no_text_takes_long(text: str) -> None:
     """The measure is per character, and generous: 300 kB of what was built to be slow, in all classes."""
     started = time.thread_time()
     wipe(text)
-    assert time.thread_time() - started < 1.5
+    assert time.thread_time() - started < 5.0
 
 
 def test_other_work_runs_between_the_slices() -> None:
