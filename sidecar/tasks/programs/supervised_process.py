@@ -23,8 +23,9 @@ from sidecar.upstreams.processes.launcher import Exit, Process, Processes, Proce
 
 READ_BYTES: Final = 64 * 1024
 GATHER_S: Final = 0.05  # collects more of an answer that has just begun, instead of one event per line
-SILENCE_S: Final = 0.2  # after the program's end, while its descendants may hold its pipes open
+LEFT_S: Final = 2.0  # after the program's end, until its keeper has ended the descendants that hold its pipes open
 GRACE_S: Final = 2.0  # between asking it to end and killing it
+UNDONE_GRACE_S: Final = 0.2  # the same, if it has just started and was sent nothing
 MEASURED_EVERY_S: Final = 0.5
 _KEPT_CHARS: Final = 8 * 1024
 _UNUSED: Final = ProcessUsage(0.0, 0, 0, 0)
@@ -139,7 +140,7 @@ class SupervisedProcess:
         self.end_in(None)
         try:
             if self.exit is not None:
-                await asyncio.wait({self._errors}, timeout=SILENCE_S)
+                await asyncio.wait({self._errors}, timeout=LEFT_S)
             await self._process.end(patience_s=patience_s, grace_s=grace_s)
         finally:
             for task in (self._exited, self._errors, self._measuring, self._reading, self._ended_early):
@@ -159,7 +160,7 @@ class SupervisedProcess:
         else:
             await asyncio.wait({reading, self._exited}, return_when=asyncio.FIRST_COMPLETED)
             if not reading.done():
-                await asyncio.wait({reading}, timeout=SILENCE_S)
+                await asyncio.wait({reading}, timeout=LEFT_S)
         if not reading.done():
             return b""
         self._reading = None
@@ -223,7 +224,7 @@ class SupervisedProcess:
 
 async def _undo(starting: asyncio.Future[Process]) -> None:
     with suppress(StartFailed):
-        await (await starting).end(patience_s=0.0, grace_s=SILENCE_S)  # it has just started and was sent nothing
+        await (await starting).end(patience_s=0.0, grace_s=UNDONE_GRACE_S)
 
 
 T = TypeVar("T")

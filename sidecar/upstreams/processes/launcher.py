@@ -106,11 +106,16 @@ class OutputShare:
         self._free_s = float("-inf")
 
     @asynccontextmanager
-    async def piece(self) -> AsyncGenerator[None]:
-        """Lets one piece be processed inside this block. The next piece may be read after it."""
-        began_s = self._clock()
+    async def piece(self, ended: asyncio.Future[Exit] | None = None) -> AsyncGenerator[None]:
+        """Lets one piece be processed inside this block, and pauses after it, until `ended` at most. Only processor
+        time counts: a busy machine does not make the pauses longer."""
+        began_s = time.thread_time()
         yield
-        await asyncio.sleep(self.owed_s(self._clock() - began_s + PIECE_S))
+        owed_s = self.owed_s(time.thread_time() - began_s + PIECE_S)
+        if ended is None:
+            await asyncio.sleep(owed_s)
+        else:
+            await asyncio.wait({ended}, timeout=owed_s)
 
     def owed_s(self, spent_s: float) -> float:
         """Returns how long to pause after using so much of the event loop's time."""
@@ -152,7 +157,7 @@ class Process:
 
     def aside(self) -> AbstractAsyncContextManager[None]:
         """Counts against the share for other output. The remaining output of an ended program is read at once."""
-        return nullcontext() if self.exit is not None else self._asides.piece()
+        return nullcontext() if self.exit is not None else self._asides.piece(self._exit)
 
     async def wait(self) -> Exit:
         """Waits until the program itself has ended; its descendants may live a little longer."""

@@ -5,7 +5,8 @@ import sys
 
 from sidecar.tasks.programs.output_cleaner import CleaningRules
 from sidecar.tasks.programs.supervised_process import SupervisedProcess
-from sidecar.upstreams.processes.launcher import CREDIT_S, OutputShare, Processes, Program
+from sidecar.upstreams.processes.launcher import ASIDES_SHARE, CREDIT_S, OutputShare, Processes, Program
+from tests.flow.world import PATIENCE_S
 
 COMPLAINS = "import os\nos.write(2, b'words ' * 200_000 + b'\\nthe last')\nos.write(1, b'done')"
 
@@ -29,16 +30,27 @@ def test_whoever_took_more_than_the_share_rests_as_long_as_it_wants() -> None:
     assert 0.09 < worked_s / (worked_s + slept_s) < 0.11
 
 
-async def test_a_program_that_complains_much_is_heard_to_its_end() -> None:
+async def last_words_of(code: str, *, asides_share: float = ASIDES_SHARE) -> str:
+    """What it complained of at last, once it has said `done` and ended."""
     processes = Processes({})
-    program = Program(sys.executable, ["python", "-I", "-S", "-c", COMPLAINS], {})
+    processes._shares = processes._shares[0], OutputShare(asides_share)
+    program = Program(sys.executable, ["python", "-I", "-S", "-c", code], {})
     attended = await SupervisedProcess.start(processes, program, CleaningRules())
     try:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             assert await attended.read() == b"done"
-            assert await attended.read() == b""
+            await attended.exits()
         await attended.end()
-        assert attended.last_words.last == "the last"
+        return attended.last_words.last
     finally:
         await attended.end()
         await processes.close()
+
+
+async def test_a_program_that_complains_much_is_heard_to_its_end() -> None:
+    assert await last_words_of(COMPLAINS) == "the last"
+
+
+async def test_a_pause_ends_with_the_program() -> None:
+    code = "import os, time\nos.write(2, b'first')\ntime.sleep(0.1)\nos.write(2, b'\\nthe last')\nos.write(1, b'done')"
+    assert await last_words_of(code, asides_share=1e-6) == "the last"
