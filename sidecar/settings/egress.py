@@ -156,7 +156,10 @@ def _first(environ: Mapping[str, str], *names: str) -> str:
 
 
 def _named_proxy(text: str) -> NamedProxy:
-    parts = urlsplit(text if "://" in text else f"http://{text}")
+    try:
+        parts = urlsplit(text if "://" in text else f"http://{text}")
+    except ValueError:
+        reject("this is no URL", CODE)
     login, at, place = parts.netloc.rpartition("@")
     url = _proxy_url(urlunsplit((parts.scheme, place, parts.path, parts.query, parts.fragment)))
     return NamedProxy(url, unquote(login) if at else "")

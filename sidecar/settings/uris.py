@@ -141,6 +141,8 @@ def normal_uri(uri: str) -> str:
 
 def normal_pattern(pattern: str) -> str:
     """A rule's pattern, changed to match the normal forms of the URIs that it was meant to match."""
+    if _HELD.search(pattern):
+        return pattern  # it matches no URI: these characters are never in one
     text, held = _hold(_PATTERN_PIECE, pattern)
     if _SCHEME_KNOWN.match(text):
         return _restore(_normal(text), held)

@@ -106,3 +106,8 @@ def test_a_form_is_its_own_form(text: str) -> None:
 @pytest.mark.parametrize(("written", "read"), KNOWN["patterns"])
 def test_a_pattern_is_read_as_it_fits_what_was_meant(written: str, read: str) -> None:
     assert (normal_pattern(written), normal_pattern(read)) == (read, read)
+
+
+def test_a_pattern_that_no_uri_fits_is_taken_as_it_is() -> None:
+    pattern = "file:///a*\ue005"
+    assert normal_pattern(pattern) == pattern
