@@ -19,6 +19,7 @@ import aiohttp
 
 TIMEOUT_S: Final = 3.0
 MAX_RESPONSE_BYTES: Final = 4 * 2**20
+_OK: Final = 200
 ACTIONS: Final = {"tool": "tools/call", "prompt": "prompts/get", "resource": "resources/read", "nhi": "message/send"}
 """The action on an object of each kind, unless a question names another one."""
 
@@ -106,7 +107,7 @@ class DecisionPoint:
             return []
         answers = (await self._ask("evaluations", {"evaluations": asked})).get("evaluations")
         if not isinstance(answers, list) or len(answers) != len(asked):
-            raise DecisionUnavailable("the answer does not have one decision for each question")
+            raise DecisionUnavailable("the answer does not have one decision for each question", _OK)
         return [_decision(answer) for answer in answers]
 
     async def close(self) -> None:
@@ -188,7 +189,7 @@ def _answer(status: int, raw: bytes) -> dict[str, Any]:
         answer = json.loads(raw)
     except (ValueError, RecursionError):
         answer = None
-    if status != 200:
+    if status != _OK:
         raise DecisionUnavailable(f"the sidecar answered HTTP {status}{_why(answer)}", status)
     if not isinstance(answer, dict):
         raise DecisionUnavailable("the answer is no JSON object", status)
@@ -206,7 +207,7 @@ def _why(answer: object) -> str:
 
 def _decision(answer: object) -> Decision:
     if not isinstance(answer, dict) or not isinstance(answer.get("decision"), bool):
-        raise DecisionUnavailable("the answer has no decision")
+        raise DecisionUnavailable("the answer has no decision", _OK)
     context = answer.get("context")
     facts: Mapping[str, Any] = context if isinstance(context, dict) else {}
     retry_after_s = facts.get("retry_after_s")

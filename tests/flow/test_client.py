@@ -150,15 +150,17 @@ async def answering(answer: Any, *, status: int = 200, after_s: float = 0.0) -> 
 )
 async def test_what_is_no_decision_is_an_error(answer: Any, status: int, told: str) -> None:
     async with answering(answer, status=status) as point:
-        with pytest.raises(DecisionUnavailable, match=told):
+        with pytest.raises(DecisionUnavailable, match=told) as caught:
             await point.decide(PLANNER, SEARCH)
+        assert caught.value.status == status
 
 
 @pytest.mark.parametrize("answers", [[], [{"decision": True}], [{"decision": True}, {}], None, {"decision": True}])
 async def test_each_of_many_questions_needs_its_decision(answers: Any) -> None:
     async with answering({"evaluations": answers}) as point:
-        with pytest.raises(DecisionUnavailable):
+        with pytest.raises(DecisionUnavailable) as caught:
             await point.decide_many([Question(PLANNER, SEARCH), Question(PLANNER, READ)])
+        assert caught.value.status == 200
 
 
 async def test_a_question_ends_at_its_deadline() -> None:
