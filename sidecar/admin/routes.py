@@ -374,7 +374,7 @@ async def follow_run(asked: AdminRequest) -> web.StreamResponse:
 
 async def _followed(asked: AdminRequest) -> web.StreamResponse:
     async with aclosing(asked.app.desk.follow(asked.name)) as news:
-        first = await anext(news)  # before the response begins, so that a refusal has a status
+        first = await anext(news, None)  # before the response begins, so that a refusal has a status
         stream = await open_stream(asked.request)
         try:
             await stream.write(_event(first))

@@ -402,6 +402,8 @@ async def test_who_follows_a_run_is_let_go_when_the_sidecar_stops(running: World
     async with asyncio.timeout(PATIENCE_S):
         text = (await following)[1]
     assert "begun" in text and "event: end" not in text
+    status, text, _ = await sent(running, f"/api/runs/{run_id}/output?follow=true")
+    assert status == 200 and "event: end" not in text, "who comes later is let go too"
     await running.app.desk.cancel(run_id, "", "test")
 
 
