@@ -127,6 +127,8 @@ async def test_an_answer_after_the_login_ended_leads_back_to_its_page(made: tupl
     referer = {"Referer": f"{browser.base}/console/{path}"}
     status, _, headers = await browser.post(f"/console/{path}/approve", form, **referer)
     assert (status, headers["Location"]) == (303, f"/console/login?next=/console/{path}")
+    status, _, headers = await browser.post(f"/console/{path}/approve", form, Referer="http://[")
+    assert (status, headers["Location"]) == (303, "/console/login?next=")
     status, _, headers = await browser.log_in(KEYS["dmitri"], next_path=f"/console/{path}")
     assert (status, headers["Location"]) == (303, f"/console/{path}")
     assert (await browser.post(f"/console/{path}/approve", form, **referer))[0] == 403, "the form is of no session"

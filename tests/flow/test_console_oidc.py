@@ -1,5 +1,6 @@
 """Logging in at an OpenID provider, and what does not log anybody in."""
 
+import asyncio
 import json
 import re
 from collections.abc import AsyncIterator, Mapping
@@ -209,6 +210,13 @@ async def test_a_provider_that_says_what_cannot_be_used_sends_nobody_anywhere(
 async def test_a_provider_that_is_out_is_not_asked_for_each_login(tmp_path: Path) -> None:
     async with providing(tmp_path, broken={"/.well-known/openid-configuration"}) as (_, browser, provider):
         assert [(await browser.get("/console/oidc/login"))[0] for _ in range(3)] == [502] * 3
+        assert provider.asked == ["/.well-known/openid-configuration"]
+
+
+async def test_logins_that_begin_at_once_wait_for_one_request(tmp_path: Path) -> None:
+    async with providing(tmp_path) as (_, browser, provider):
+        begun = await asyncio.gather(*(browser.get("/console/oidc/login") for _ in range(3)))
+        assert [status for status, *_ in begun] == [303] * 3
         assert provider.asked == ["/.well-known/openid-configuration"]
 
 

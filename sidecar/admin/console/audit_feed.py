@@ -85,6 +85,14 @@ class AuditFeed:
 
     async def _run(self) -> None:
         try:
+            while self._viewers:  # again for one that came while the logs were being closed
+                await self._follow()
+        finally:
+            self._ready.set()  # also if the logs could not be opened
+
+    async def _follow(self) -> None:
+        """Sends news until there are no viewers."""
+        try:
             await self._looked(open_tails)
             self._ready.set()
             while self._viewers:
@@ -97,7 +105,7 @@ class AuditFeed:
                     if (news := found.get(viewer.wanted)) is not None:
                         viewer.add(news._replace(number=numbers[viewer.wanted]))
         finally:
-            self._ready.set()  # also where it could not begin
+            self._ready.clear()
             await self._looked(close_tails)
 
     async def _looked(self, work: Callable[[Logs], T]) -> T | None:

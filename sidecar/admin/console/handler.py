@@ -227,7 +227,7 @@ class Console:
             return problem("log in first", 401, {"HX-Redirect": LOGIN})
         if request.method == "POST":  # of a page that was left open for too long
             wants_data = wants_data or "text/html" not in request.headers.get("Accept", "")
-            target = urlsplit(request.headers.get("Referer", "")).path
+            target = _path_of(request.headers.get("Referer", ""))
         if wants_data or request.headers.get("Accept", "").startswith("text/event-stream"):
             return problem("a credential is needed", 401, {"WWW-Authenticate": "Bearer"})
         # A link on another site leads here without the cookie, which is SameSite=Strict. A second request from a page
@@ -490,6 +490,14 @@ def _wants_json(request: web.BaseRequest) -> bool:
 
 def _see(path: str, headers: Mapping[str, str] = {}) -> web.Response:
     return web.Response(status=303, headers={**PAGE_HEADERS, "Location": path, **headers})
+
+
+def _path_of(url: str) -> str:
+    """The path of a URL; "" if it is malformed."""
+    try:
+        return urlsplit(url).path
+    except ValueError:
+        return ""
 
 
 def _next_in(fields: FormFields) -> str:

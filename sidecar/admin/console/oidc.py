@@ -9,6 +9,7 @@ that verifies callers' tokens, and nothing of them is kept but the name and the 
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import logging
 import re
@@ -113,6 +114,7 @@ class OidcLogins:
     _known: ProviderDocument | None = None
     _keys: IssuerKeys | None = None
     _not_before_s: float = 0.0
+    _asking: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     @property
     def host(self) -> str:
@@ -253,20 +255,21 @@ class OidcLogins:
 
     async def _provider(self) -> ProviderDocument:
         """What the provider says of itself. Raises LoginRefused."""
-        now_s = self.clock_mono()
-        if self._known is not None and now_s - self._known.fetched_at < KNOWN_S:
+        async with self._asking:  # logins that begin during a request wait for its result
+            now_s = self.clock_mono()
+            if self._known is not None and now_s - self._known.fetched_at < KNOWN_S:
+                return self._known
+            if now_s < self._not_before_s:
+                raise LoginRefused(502, OUT, "provider-out")
+            issuer = self.settings.issuer
+            try:
+                said = parse_json(await self._fetched(f"{issuer}/.well-known/openid-configuration"))
+                self._known = _document_in(said, issuer, now_s)
+            except (EgressError, Refusal, ValueError) as failure:
+                self._not_before_s = self.clock_mono() + RETRY_S
+                log.warning("the metadata of the OpenID provider cannot be used", extra={"why": str(failure)[:200]})
+                raise LoginRefused(502, OUT, "provider-out") from None
             return self._known
-        if now_s < self._not_before_s:
-            raise LoginRefused(502, OUT, "provider-out")
-        self._not_before_s = now_s + RETRY_S
-        issuer = self.settings.issuer
-        try:
-            said = parse_json(await self._fetched(f"{issuer}/.well-known/openid-configuration"))
-            self._known, self._not_before_s = _document_in(said, issuer, now_s), 0.0
-        except (EgressError, Refusal, ValueError) as failure:
-            log.warning("the metadata of the OpenID provider cannot be used", extra={"why": str(failure)[:200]})
-            raise LoginRefused(502, OUT, "provider-out") from None
-        return self._known
 
 
 def plain_flow(flow: LoginFlow) -> Mapping[str, Any]:

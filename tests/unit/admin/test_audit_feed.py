@@ -1,7 +1,7 @@
 """Do browsers that look at a log share what is read, and does none of them hold up or fill the others?"""
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ import pytest
 
 from sidecar.admin.console import audit_feed
 from sidecar.admin.console.audit_feed import MAX_WAITING, AuditFeed, FeedViewer
-from sidecar.admin.console.log_news import MAX_ROWS, FeedNews
+from sidecar.admin.console.log_news import MAX_ROWS, FeedNews, close_tails
 from sidecar.audit.log_blocks import LogFiles, RecentLines
 from sidecar.audit.record_filter import RecordFilter
 from sidecar.audit.search import FoundRecord, Logs
@@ -110,3 +110,26 @@ async def test_a_log_that_cannot_be_read_stops_no_other() -> None:
         await anext(viewer)
         recent.add([line(1)])
         assert (await seen(viewer)).rows == [{"worker": 2, "seq": 1}]
+
+
+async def test_a_browser_that_comes_while_the_logs_are_being_closed_gets_news_too() -> None:
+    recent, closing, opened_again = RecentLines(), asyncio.Event(), asyncio.Event()
+
+    async def read(work: Callable[[Logs], Any]) -> Any:
+        if work is close_tails and not closing.is_set():
+            closing.set()
+            await opened_again.wait()
+        return work({0: recent})
+
+    feed = AuditFeed(read, sequences)
+    async with aclosing(feed.watch(RecordFilter())) as first:
+        await anext(first)
+    async with asyncio.timeout(PATIENCE_S):
+        await closing.wait()
+    async with aclosing(feed.watch(RecordFilter())) as late:
+        coming = asyncio.ensure_future(anext(late))
+        await asyncio.sleep(0)
+        opened_again.set()
+        assert await coming == FeedNews()
+        recent.add([line(1)])
+        assert (await seen(late)).rows == [{"worker": 0, "seq": 1}]
