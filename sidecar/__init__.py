@@ -22,14 +22,14 @@ The packages:
     policy_tools/   tests, analyses and reviews policies before they serve
     limits/         rate limits, concurrency limits and budgets
     audit/          writes, chains, copies and verifies audit records
-    storage/        state that outlives a request: files and Redis
+    storage/        records that outlive a request: in memory, SQLite or Redis
     tasks/          the task API, agent programs, schedules and callbacks
     upstreams/      MCP servers and A2A agents
     protocols/      parsers and writers of MCP, A2A and JSON-RPC
-    admin/          health, metrics, the admin API and the operator API
+    admin/          the admin listener: health, metrics, the admin API, the console, decisions for others
     app/            builds, starts, reloads and stops the process
-    observability/  metrics and the log of outages
-    settings/       models of the operator's configuration
+    observability/  metrics, traces, the operator's log and the log of outages
+    settings/       sidecar.yaml and the environment: their models, and reading them
     cli/            one module per command
 
 `vocabulary` defines the shared nouns, `errors` the reason of every refusal. `client` is for applications that ask for

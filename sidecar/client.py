@@ -4,7 +4,7 @@
         if await decisions.decide("user:alice", "tool:github/create_issue", {"repo": "acme/site"}, via="nhi:planner"):
             ...
 
-It uses AuthZEN 1.0. Its only error is `DecisionUnavailable`: a program that does not catch it does not act.
+It uses AuthZEN 1.0. Every failure raises `DecisionUnavailable`: a program that does not catch it does not act.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ ACTIONS: Final = {"tool": "tools/call", "prompt": "prompts/get", "resource": "re
 
 
 class DecisionUnavailable(Exception):
-    """There is no decision: the sidecar is unreachable, did not answer in time, or did not understand. `status` is that
-    of its HTTP answer, None without one."""
+    """There is no decision: the question is malformed, or the sidecar is unreachable, refuses the request, or does not
+    give a valid answer in time. `status` is the HTTP status of its answer, None without one."""
 
     def __init__(self, message: str, status: int | None = None) -> None:
         super().__init__(message)
@@ -34,7 +34,7 @@ class DecisionUnavailable(Exception):
 
 
 class Limit(NamedTuple):
-    """A limit that a permitted call was charged to. `unit` is "" for calls, `reset_at` RFC 3339."""
+    """A limit that a permitted call was charged to. `unit` is "" if the limit counts calls. `reset_at` is RFC 3339."""
 
     name: str
     limit: float
@@ -45,8 +45,9 @@ class Limit(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """The answer to one question; true if the call is allowed. `reason` is the reason of a denial, `decision_id` the id
-    of its audit record. `retry_after_s` is the time until a limit permits it again."""
+    """The answer to one question. It is true if the call is allowed. `reason` is the reason of a denial, `decision_id`
+    the id of the decision in audit records. `limits` are those that the call was charged to. `retry_after_s` is the
+    time until the limit that denied the call permits it."""
 
     allowed: bool
     reason: str = ""
@@ -60,8 +61,8 @@ class Decision:
 
 class Question(NamedTuple):
     """Whether `caller` (`user:alice`, `nhi:planner`) may use `object` (`tool:github/create_issue`, `nhi:researcher`)
-    with these arguments. `via` is the agent that acts for the caller. `charge` counts the call toward its limits, if
-    the sidecar leaves this to its callers (`pdp.charges: ask`)."""
+    with these arguments. `action` "" means the action in `ACTIONS`. `via` is the agent that acts for the caller.
+    `charge` charges the call to its limits, if the sidecar leaves this to its callers (`pdp.charges: ask`)."""
 
     caller: str
     object: str
@@ -73,8 +74,8 @@ class Question(NamedTuple):
 
 class DecisionPoint:
     """A sidecar that decides. `url` is that of its admin listener or of `pdp.listen`, or `unix:` and the path of a
-    socket; `key` the secret of an admin credential of the role `pdp`. `tls` has private authorities, or the client's
-    certificate. Every question ends within `timeout_s` seconds."""
+    socket; `key` is the secret of an admin credential of the role `pdp`. Set `tls` for private authorities or a client
+    certificate. Every request ends within `timeout_s` seconds."""
 
     def __init__(
         self, url: str, *, key: str = "", timeout_s: float = TIMEOUT_S, tls: ssl.SSLContext | None = None
@@ -101,7 +102,8 @@ class DecisionPoint:
         return _decision(await self._ask("evaluation", asked))
 
     async def decide_many(self, questions: Iterable[Question]) -> list[Decision]:
-        """Returns the decisions on all questions, in their order. Raises DecisionUnavailable."""
+        """Returns the decisions on all questions, in their order, from one request. A question that the sidecar could
+        not decide is denied. Raises DecisionUnavailable."""
         asked = [_written(question) for question in questions]
         if not asked:
             return []
@@ -111,7 +113,7 @@ class DecisionPoint:
         return [_decision(answer) for answer in answers]
 
     async def close(self) -> None:
-        """Closes its connections."""
+        """Closes the connections. Later questions raise DecisionUnavailable."""
         self._closed = True
         if self._session is not None:
             await self._session.close()
@@ -197,7 +199,8 @@ def _answer(status: int, raw: bytes) -> dict[str, Any]:
 
 
 def _why(answer: object) -> str:
-    """Returns the reason in an error: a problem document's `error`, or that of a decision's context."""
+    """Returns what an error says, from a problem document's `error` or a decision's context, as `: …`; "" if
+    nothing."""
     told = answer.get("error") if isinstance(answer, dict) else None
     if told is None and isinstance(answer, dict) and isinstance(answer.get("context"), dict):
         error = answer["context"].get("error")

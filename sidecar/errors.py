@@ -4,7 +4,7 @@ Errors are of three kinds, which are never mixed:
 
     Refusal          the caller's error: one `Reason` from a closed set, answered by the table below
     ConfigError      the operator's error: every fault in a file at once, with position and hint
-    anything else    a bug in sidecar: answered with 500, recorded once, without details for the caller
+    anything else    a bug in the sidecar: answered with 500, recorded once, without details for the caller
 """
 
 from __future__ import annotations
@@ -100,10 +100,10 @@ AuditStatus = Literal["success", "permission_denied", "rate_limited", "error"]
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """How one reason is answered: `http` in stateless revisions and over plain HTTP, `session_http` in session
-    revisions, where a 403 would end the client's session, and `live_http` in a live session, where clients stop at
-    every 4xx. `code` is the JSON-RPC code: the HTTP status, outside all reserved ranges, unless the protocol defines
-    one."""
+    """How one reason is answered. The HTTP status is `http` in stateless revisions and over plain HTTP, `session_http`
+    in session revisions, where a 403 would end the client's session, and `live_http` (None: `session_http`) in a live
+    session, where clients stop at every 4xx. `code` is the JSON-RPC code: one that the protocol defines, otherwise an
+    HTTP status, which is outside all reserved ranges. `seed` is the error code of the original data models."""
 
     http: int
     session_http: int
@@ -208,7 +208,8 @@ ANSWERS: Mapping[Reason, Answer] = {
 
 
 class LimitState(NamedTuple):
-    """The state of one limit, of calls unless it has a `unit`. `charged` is what this call consumes."""
+    """The state of one limit, which counts calls unless it has a `unit`. `window_s` is its period in seconds,
+    `reset_at` in seconds since the epoch. `charged` is the amount that this call consumes."""
 
     name: str
     limit: float
@@ -231,9 +232,9 @@ class Refusal(Exception):
     """Ends the caller's call for one reason. Never carries a secret, the value of an argument or a rule.
 
     `detail` is a sentence for the caller with the fault and its place. `data` is added to the protocol's own error
-    (MCP's `supported` versions). `code`, `http` and `words` override the table's if an upstream's own are passed on.
-    `challenge` fills `WWW-Authenticate` after `scheme`. `credential_fault` is for audit records only; a bad credential
-    without one was revoked.
+    (MCP's `supported` versions). `code`, `http` and `words` override those of the table, to pass on an upstream's own.
+    `challenge` is the text after `scheme` in `WWW-Authenticate`, and `allow` the methods in `Allow`. `credential_fault`
+    is for audit records only; a bad credential without one is recorded as revoked.
     """
 
     def __init__(
@@ -274,7 +275,7 @@ class Refusal(Exception):
 
 
 class Unsent(Refusal):
-    """Nothing was sent to the upstream, so nothing is charged: there was no credential for it, at least not in time."""
+    """Nothing was sent to the upstream, so nothing is charged. For example, there was no credential for it in time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,7 +303,7 @@ class Fault:
         return "\n".join(lines)
 
     def plain(self) -> dict[str, Any]:
-        """The position, the code and the hint as fields of a log line."""
+        """The position, the code and the hint as fields of a log line, without empty ones."""
         fields = {"file": self.file, "line": self.line, "column": self.column, "code": self.code, "hint": self.hint}
         return {name: value for name, value in fields.items() if value}
 
@@ -339,7 +340,7 @@ class Together:
 
     @contextmanager
     def noted(self) -> Iterator[None]:
-        """Continues after a reader that raised ConfigError."""
+        """Collects a ConfigError that is raised inside, and continues after it."""
         try:
             yield
         except ConfigError as error:
@@ -363,7 +364,7 @@ def fault_in(path: Path | str, message: str, *, code: str, hint: str = "") -> Fa
 
 
 def visible(text: str) -> str:
-    """Escapes characters that are not printable, including line ends, because a name must not begin a new line."""
+    """Escapes characters that are not printable, including line ends and tabs, so that a name is always on one line."""
     if text.isprintable():
         return text
     return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)

@@ -1,7 +1,7 @@
 """The nouns of the project: principals, chains, calls, decisions.
 
-All values are frozen, and independent of HTTP, Redis and Casbin; every other module uses them. Values that are created
-for each call are named tuples, which cost a third of a frozen dataclass.
+All values are frozen, and independent of HTTP, Redis and Casbin. Values that are created for each call are named
+tuples, whose creation costs a third of that of a frozen dataclass.
 
     Principal   an identity                      user:alice, nhi:planner, anonymous
     Chain       the principals behind a call     first to last; the last one is on this connection
@@ -27,9 +27,9 @@ _EMPTY: Mapping[str, Any] = {}  # read-only by its type
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """A verified caller: `user:<id>`, `nhi:<id>` or `anonymous`. `issuer` vouched for it: an issuer URL, `api-key`,
-    `agent:<name>`, `local`, `certificate`, `schedule`, the name of an enforcement point or "". `roles` are those that a
-    token granted (`role:corp/eng`)."""
+    """A verified caller: `user:<id>`, `nhi:<id>` or `anonymous`. `issuer` vouched for it: an issuer's URL, a kind of
+    credential such as `api-key`, `agent:<name>`, `local`, `certificate` or `schedule`, the name of an enforcement
+    point, or "". `roles` are those that a token granted (`role:corp/eng`)."""
 
     name: str
     issuer: str = ""
@@ -42,7 +42,7 @@ class Principal:
 
     @property
     def id(self) -> str:
-        """The part after the kind; "" for anonymous."""
+        """The part of the name after the kind; "" for anonymous."""
         return self.name.partition(":")[2]
 
 
@@ -55,9 +55,10 @@ ASSERTED: Final = "asserted"  # by an enforcement point, which is its issuer
 
 @dataclass(frozen=True, slots=True)
 class Credential:
-    """A presented credential without the secret. `key_id` is a schedule's name or a certificate's thumbprint. `trust`
-    (the digest of a certificate's authorities, or the claim of a token that was looked up) and `signed_by` (the key's
-    thumbprint) are not recorded."""
+    """A presented credential without the secret. `key_id` identifies it: the id of an API key, a prefix of the digest
+    of an agent's token, a certificate's thumbprint, a schedule's name; "" for a JWT. `trust` (the digest of a
+    certificate's authorities, or the claim of a token that was looked up) and `signed_by` (the thumbprint of the key
+    that signed a token) are not recorded."""
 
     kind: CredentialKind
     issuer: str = ""
@@ -68,15 +69,17 @@ class Credential:
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """A chain that was authenticated on this request, until `expires_at`. `token` is the verified bearer token if the
-    upstream receives it or one exchanged for it, otherwise "". It is never compared or printed."""
+    """A chain that was authenticated on this request. It is valid until `expires_at`, in seconds since the epoch; None
+    means without end. `token` is the verified bearer token if the upstream receives it or one exchanged for it,
+    otherwise "". It is never compared or printed."""
 
     chain: Chain
     credentials: tuple[Credential, ...]
     expires_at: float | None = None
     token: str = field(default="", repr=False, compare=False)
     binding: str = field(init=False, repr=False, compare=False)
-    """The owner of a session: issuer and name of every principal, without any bytes of a token."""
+    """The owner of a session, as a digest of the issuer and the name of every principal. It does not depend on
+    tokens."""
 
     def __post_init__(self) -> None:
         digest = sha256()
@@ -96,7 +99,7 @@ class Caller:
 
     @property
     def is_anonymous(self) -> bool:
-        """Whether no credential identifies the caller."""
+        """Whether a principal of the chain is anonymous."""
         for principal in self.chain:  # noqa: SIM110 - asked several times per call
             if principal.name == ANONYMOUS:
                 return True
@@ -118,7 +121,7 @@ class PermissionKind(StrEnum):
 
 
 DELEGATE = "delegate"
-# CONTRACT 1.4: the actions of calls, and the actions that `use` includes.
+# CONTRACT 1.4: the actions that `use` includes.
 USED: Final = (
     *("tools/call", "prompts/get", "resources/read", "message/send", "message/stream"),
     *("tasks/get", "tasks/list", "tasks/cancel", "tasks/resubscribe", DELEGATE),
@@ -139,7 +142,7 @@ ACTIONS: Final = (
     | {"push/set", "push/get", "push/list", "push/delete", "card/extended"}
     | {"sampling/createMessage", "elicitation/create", "roots/list"}
 )
-# The actions of `use` that begin work. A row that demands an approval demands it for these.
+# The actions of `use` that begin work. A row demands its approval for these, and for other actions that it names.
 BEGUN: Final = frozenset({"tools/call", "prompts/get", "resources/read", "message/send", "message/stream"})
 SKILL = "task_type"  # the member of a message's metadata that names the skill
 MAX_SKILL_CHARS = 128
@@ -148,7 +151,8 @@ ERROR_CODE = "error_code"  # the member of a failed task's message with the erro
 
 class Question(NamedTuple):
     """One object and action that a caller requests (CONTRACT 1.2, 1.4). `server` is the upstream's name, `name` the
-    tool, prompt or URI ("" for the server). Conditions read `arguments` and `meta`, which come from the caller."""
+    tool, prompt or URI ("" for a server or an agent). Conditions read `arguments` and `meta`, which come from the
+    caller."""
 
     object: str
     action: str
@@ -171,7 +175,7 @@ class Question(NamedTuple):
 
 
 def skill_in(arguments: Mapping[str, Any]) -> str:
-    """The skill that a message to an agent requests, "" for none."""
+    """The skill that a message to an agent requests; "" for none, or for a name that is too long."""
     message = arguments.get("message")
     for part in (arguments, message if isinstance(message, dict) else _EMPTY):
         metadata = part.get("metadata")
@@ -214,8 +218,8 @@ class ApprovalTerms(NamedTuple):
 
 
 class RuleRef(NamedTuple):
-    """One row of policy. `expires_at` is in seconds since the epoch; `max_calls_per_hour` None means no limit;
-    `approval` is the approval that an allow row demands."""
+    """One row of policy. `expires_at` is in seconds since the epoch; None means without end. `max_calls_per_hour` None
+    means no limit. `approval` is the approval that an allow row demands."""
 
     id: str
     kind: PermissionKind
@@ -236,7 +240,7 @@ class RuleRef(NamedTuple):
 
 
 class Link(NamedTuple):
-    """One link of a chain and its decision. `rules` are the rows that led to it: every matching allow row, or the deny
+    """One link of a chain and its decision. `rules` are the rows that led to it: the matching allow rows, or the deny
     rows."""
 
     kind: PermissionKind
@@ -249,7 +253,8 @@ class Link(NamedTuple):
 
 
 class Read(NamedTuple):
-    """The argument inputs of a condition: names by place, and names read in a loop, wherever its items are."""
+    """The names of arguments that a condition reads. `tree` has names by their place: each name maps to the tree of the
+    names below it. `anywhere` has names that a loop reads, at any place."""
 
     tree: Mapping[str, Any] = {}
     anywhere: frozenset[str] = frozenset()
@@ -281,10 +286,11 @@ EngineName = Literal["compiled", "casbin", "both"]
 
 class Decision(NamedTuple):
     """The answer for a whole chain, under one policy revision. `until` is the nearest expiry among the rules that led
-    to it. `roles` are those through which the last link's rules matched, for the audit's `agent_role`. `names_read` are
-    the argument names that conditions read. `engine` is `compiled` if compiled rules decided every link, `casbin` if
-    pycasbin alone decided one. `approvals` are the rules that allow it only with a person's approval. Equal answers
-    share every field except `facts`, which are those of the call."""
+    to it, in seconds since the epoch. `roles` are those through which the last link's rules matched, for the audit's
+    `agent_role`. `names_read` are the argument names that conditions read. `engine` is `casbin` if pycasbin alone
+    decided a link, otherwise `both` if both engines decided one, otherwise `compiled`. `approvals` are the rules that
+    allow it only with a person's approval. Equal answers share every field except `facts`, which are those of the
+    call."""
 
     allowed: bool
     revision: str
@@ -312,7 +318,7 @@ class Decision(NamedTuple):
         return tuple(dict.fromkeys(words))
 
     def or_refuse(self) -> None:
-        """Raises the refusal of a denied decision; does nothing for an allowed one."""
+        """Raises Refusal if the decision is a denial."""
         if not self.allowed:
             raise Refusal(self.reason or Reason.NO_MATCHING_RULE)
 

@@ -19,7 +19,7 @@ _HOST_NAME = re.compile(r"(?!-)[A-Za-z0-9-]{1,63}(?<!-)(?:\.(?!-)[A-Za-z0-9-]{1,
 
 @dataclass(frozen=True, slots=True)
 class ListenAddress:
-    """A TCP address. With port 0 the system chooses one."""
+    """A TCP address. With port 0 the system chooses a free port."""
 
     host: str
     port: int
@@ -43,7 +43,7 @@ class UnixAddress:
 
 
 def parse_address(text: str, folder: Path | None = None) -> ListenAddress | UnixAddress:
-    """Parses an address. A relative socket path starts at `folder`. Rejects malformed ones."""
+    """Parses an address. A relative socket path starts at `folder`. Rejects all other texts."""
     if text.startswith("unix:"):
         return _unix_address(text.removeprefix("unix:"), folder)
     found = _HOST_AND_PORT.fullmatch(text)
@@ -75,7 +75,8 @@ def is_host_name(text: str) -> bool:
 
 
 def is_destination(host: str) -> bool:
-    """Whether it is an IP address, or a name that no resolver reads as one (127.1, 0x7f.1)."""
+    """Whether it is an IP address or a name. Numbers that some resolvers read as addresses (127.1, 0x7f.1) are
+    neither."""
     try:
         ip_address(host)
     except ValueError:
@@ -85,7 +86,7 @@ def is_destination(host: str) -> bool:
 
 
 def is_target(path: str, query: str) -> bool:
-    """Whether path and query of a URL can be sent unchanged."""
+    """Whether path and query of a URL can be sent unchanged, and the path has no dot segments."""
     whole = (path or "/") + (f"?{query}" if query else "")
     return _TARGET.fullmatch(whole) is not None and not {".", ".."} & {*path.split("/")}
 

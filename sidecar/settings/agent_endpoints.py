@@ -1,4 +1,5 @@
-"""Settings of the addresses of an agent, a program or an upstream: the seed's A2AEndpoint, A2AAuth and A2ARateLimit."""
+"""Settings of the addresses of an agent, a program or an upstream: A2AEndpoint, A2AAuth and A2ARateLimit of the
+original data models."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -29,7 +30,7 @@ Transport = Literal["json_rpc", "http_json", "grpc"]
 TRANSPORTS: Final[tuple[Transport, ...]] = get_args(Transport)
 BASE_PATH: Final = r"(/[A-Za-z0-9_~-][A-Za-z0-9_.~-]*)+"  # readers differ on segments that begin with a dot
 MAX_BASE_PATH: Final = 256
-# First segments of the sidecar's own paths, on any listener, and those that CONTRACT 5 reserves.
+# First segments of paths that no agent can have: the sidecar's own, and those that CONTRACT 5 reserves.
 OURS: Final = frozenset(
     {"mcp", "agents", "a2a", "api", "livez", "readyz", "metrics", "status", "access", "ext-authz", "console"}
 )
@@ -45,7 +46,7 @@ _SEEDS_PATH: Final = re.compile(r"/agents/\{[A-Za-z_]+\}/v1/?")
 
 
 def _usual_path(path: object) -> object:
-    """Ignore the seed's example path, `/agents/{agentId}/v1`, which every agent has anyway."""
+    """Ignores the example path of the original data models, `/agents/{agentId}/v1`, which every agent has anyway."""
     return None if isinstance(path, str) and _SEEDS_PATH.fullmatch(path) else path
 
 
@@ -91,7 +92,7 @@ class EndpointAuth(Section):
     _token: str = PrivateAttr("")
 
     def read_from(self, environ: Mapping[str, str]) -> Finding | None:
-        """Reads the token of `token_env`. Returns what is wrong with it."""
+        """Reads the token of `token_env`, if that is set. Returns what is wrong with it, or None."""
         if self.token_env is None:
             return None
         self._token = environ.get(self.token_env, "")
@@ -158,7 +159,7 @@ class RateLimiting(Section):
 
 
 class AgentOffer(Section):
-    """How an agent is offered to callers: the seed's A2AEndpoint."""
+    """How an agent is offered to callers: A2AEndpoint of the original data models."""
 
     agent_id: Annotated[UUID | None, Field(strict=False)] = None
     """UUID of the agent in the task API, in addition to its name."""
@@ -211,7 +212,8 @@ def path_faults(offers: Iterable[tuple[Loc, AgentOffer]]) -> Iterator[Finding]:
 
 
 def port_faults(offers: Iterable[tuple[Loc, AgentOffer]], shared: int | None) -> Iterator[Finding]:
-    """Agents with only gRPC and no gRPC port that cards can name. `shared` is the port of `server.grpc`, or None."""
+    """Agents that speak only gRPC, but have no gRPC port that cards can name. `shared` is the port of `server.grpc`, or
+    None."""
     for at, offer in offers:
         port = offer.grpc_port if offer.grpc_port is not None and shared is not None else shared
         if offer.transport_protocols == ("grpc",) and not port:

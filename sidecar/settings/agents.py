@@ -1,4 +1,5 @@
-"""Settings of CLI-program agents: the seed's AgentConfiguration. No request defines a program (threats X1)."""
+"""Settings of CLI-program agents: AgentConfiguration of the original data models. No request defines a program (threats
+X1)."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -30,7 +31,7 @@ Access = Literal["read-only", "read-write"]
 Newlines = Literal["refuse", "space", "json"]
 Method = Literal["message/send", "message/stream", "tasks/get", "tasks/list", "tasks/cancel", "tasks/resubscribe"]
 METHODS: Final[tuple[Method, ...]] = get_args(Method)
-# The patterns of each of the seed's `agent_type` values.
+# The patterns of each `agent_type` of the original data models.
 TYPES: Final[Mapping[str, tuple[Input, Output]]] = {
     "stdin-stdout": ("stdin", "stdout"),
     "stdin-file": ("stdin", "file"),
@@ -82,8 +83,8 @@ def _pattern(text: str) -> str:
 
 @lru_cache(maxsize=256)
 def _matcher(pattern: str) -> Any:
-    """Compile a matcher of whole values in linear time (threats X2). Raises ValueError."""
-    import jsonschema_rs  # not before an agent has a pattern
+    """Compiles a matcher that matches whole values in linear time (threats X2). Raises ValueError."""
+    import jsonschema_rs  # only if an agent has a pattern
 
     schema = {"type": "string", "pattern": f"^(?:{pattern})$"}  # as in JSON Schema, $ is the very end
     options = jsonschema_rs.RegexOptions(size_limit=_MAX_PATTERN_BYTES)
@@ -304,6 +305,7 @@ class CliAgent(Section):
         return self.max_concurrent_executions or (1 if self.writes else MAX_READ_ONLY)
 
     def all_env(self) -> dict[str, str]:
+        """The variables of `envs` and `env_path`. Raises SettingsError."""
         return self.envs if self.env_path is None else variables_in_file(self.env_path) | self.envs
 
     @property

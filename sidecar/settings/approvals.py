@@ -26,7 +26,7 @@ class ApprovalReceiver(Section):
     Neither contains the arguments of the call."""
 
     def address(self) -> str:
-        """Raises SettingsError for a file that cannot be used."""
+        """The URL of the webhook. Raises SettingsError for a file that cannot be used."""
         return self.url or ("" if self.url_path is None else read_secret(self.url_path, "theirs"))
 
     def _faults(self) -> Iterator[Finding]:

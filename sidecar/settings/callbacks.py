@@ -18,13 +18,14 @@ _HINT = "write a host such as hooks.acme.example, *.acme.example, hooks.acme.exa
 
 
 class CallbackPlace(NamedTuple):
-    """Hosts with a port. `port` is 0 for the scheme's default and -1 for any."""
+    """A host, all names below one (`*.acme.example`) or every host (`*`), with a port. `port` is 0 for the scheme's
+    default and -1 for any."""
 
     host: str
     port: int
 
     def holds(self, host: str, port: int, own_port: int) -> bool:
-        """Whether it matches a host, in lower case, and its port."""
+        """Whether it matches a host, in lower case, and a port. `own_port` is the default port of the scheme."""
         if self.port != -1 and port != (self.port or own_port):
             return False
         return self.host in (ANY, host) or (self.host.startswith("*.") and host.endswith(self.host[1:]))

@@ -135,7 +135,8 @@ class SigningSettings(Section):
 
 
 def header_faults(headers: Iterable[str], own: str, *, grpc: bool = False) -> Iterator[Finding]:
-    """Headers that the sidecar writes itself (`own` is its protocol's prefix), of credentials, or given twice."""
+    """Headers that the sidecar writes itself (`own` is its protocol's prefix), that carry credentials, that are given
+    twice, or that hold bytes over gRPC."""
     seen: set[str] = set()
     for name in headers:
         lower, at = name.lower(), ("headers", name)

@@ -1,9 +1,9 @@
 """Computes when cron schedules are due.
 
-Schedules are five cron fields, or one of cron's words, in a time zone. cronsim parses them. Changes of the clock are
-handled as in Debian's cron:
+Schedules are five cron fields, or a nickname such as `@daily`, in a time zone. cronsim parses them. Changes of the UTC
+offset (daylight saving time) are handled as in Debian's cron:
 
-    fixed times      neither minute nor hour begins with `*`. Times that the change skips are due at the first moment
+    fixed times      neither minute nor hour begins with `*`. Times that a change skips are due at the first moment
                      after it; times that it repeats are due once, the first time
     all others       follow elapsed time, `*/30` and `0 */2` alike: a skipped hour is never due, and a repeated hour
                      is due twice
@@ -55,10 +55,12 @@ class CronSchedule:
     zone: str = "UTC"
 
     def next_after(self, moment_s: float) -> float | None:
-        """The first moment after this one; None if there is none within fifty years."""
+        """The first moment after this one, both in seconds since the epoch; None if there is none within fifty
+        years."""
         return next(self.after(moment_s), None)
 
     def after(self, moment_s: float) -> Iterator[float]:
+        """The moments after this one, in order. They end if there is none within fifty years."""
         last_s = moment_s
         minute, hour, *_ = self._fields.split()
         due: Iterator[float] = self._passing(int(moment_s) + 1)
@@ -158,7 +160,7 @@ def _fields_of(expression: str) -> list[str]:
 
 
 def _misfit(fields: list[str]) -> CronError:
-    """The error for the field that is invalid by itself."""
+    """The error for the first field that is invalid on its own, or for their combination."""
     for place, (name, hint) in enumerate(FIELDS.items()):
         try:
             CronSim(" ".join([*["*"] * place, fields[place], *["*"] * (len(fields) - place - 1)]), _SOME_DAY)

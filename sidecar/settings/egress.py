@@ -30,7 +30,7 @@ class DirectHosts(NamedTuple):
     port: int = 0
 
     def holds(self, host: str, port: int) -> bool:
-        """Whether it matches a host, in lower case, and its port. A network holds addresses, never names."""
+        """Whether it matches a host, in lower case, and its port. A network matches addresses, never names."""
         if self.port not in (0, port):
             return False
         if self.network is not None:
@@ -50,7 +50,8 @@ class DirectHosts(NamedTuple):
 
 
 def direct_hosts_from(value: object) -> DirectHosts:
-    """Parses an entry of `no_proxy`, in the forms that curl reads. Rejects others."""
+    """Parses an entry of `no_proxy`: `*`, or a name, an address or a network, each with or without a port. A name may
+    begin with `.` or `*.`, which changes nothing. Rejects all other values."""
     if isinstance(value, DirectHosts):
         return value
     text = value.strip().lower() if isinstance(value, str) else ""
@@ -130,8 +131,9 @@ class NamedProxy(NamedTuple):
 
 
 def proxies_in(environ: Mapping[str, str]) -> tuple[Mapping[str, NamedProxy], tuple[DirectHosts, ...]]:
-    """The proxies that variables name, by the scheme of the destination, and the hosts that need none. Lower-case
-    names come first. `HTTP_PROXY` is not read in a CGI program, whose callers set it. Raises SettingsError."""
+    """The proxies that variables name, by the scheme of the destination, and the hosts that are reached directly.
+    Lower-case names take precedence. `HTTP_PROXY` is ignored in a CGI program, where a request header sets it. Raises
+    SettingsError."""
     faults: list[Fault] = []
     proxies = {}
     for scheme in ("http", "https"):
@@ -167,7 +169,7 @@ def _named_proxy(text: str) -> NamedProxy:
 
 @contextmanager
 def _told_of(name: str, faults: list[Fault]) -> Iterator[None]:
-    """Collects the faults of a variable."""
+    """Collects the faults that are found inside as faults of a variable."""
     try:
         yield
     except PydanticCustomError as error:

@@ -6,7 +6,7 @@
 
 Values follow the rules of unquoted YAML scalars; one that begins with `[` is a YAML list.
 
-    S201  a variable that names no setting     S202  set twice     S203  its file cannot be read     S204  unset in ${}
+    S201  names no setting     S202  set twice     S203  its file cannot be read     S204  ${VAR} cannot be expanded
 """
 
 import re
@@ -38,7 +38,7 @@ class _Variable:
 
 
 def overlay(document: Document, environ: Mapping[str, str]) -> tuple[Document, list[Fault]]:
-    """Apply the environment to the document. Returns the result and the faults of the variables."""
+    """Applies the environment to the document. Returns the result and the faults of the variables."""
     faults: list[Fault] = []
     root = document.root
     taken: dict[Loc, str] = {}
@@ -89,7 +89,7 @@ def _node_of(variable: _Variable, faults: list[Fault]) -> YamlNode | None:
 
 
 def _secret(variable: _Variable, faults: list[Fault]) -> str | None:
-    """The text of a file without the final line break that editors add."""
+    """The text of a file without the final line break that editors add; None with a fault if it cannot be used."""
     try:
         with Path(variable.value).open("rb") as file:
             raw = file.read(MAX_SECRET_BYTES + 1)
@@ -123,7 +123,7 @@ def _laid_over(node: YamlNode, loc: Loc, leaf: YamlNode, faults: list[Fault]) ->
 
 
 def _filled_in(document: Document, environ: Mapping[str, str], faults: list[Fault]) -> Document:
-    """Expand `${VAR}` in upstreams and agents. Elsewhere a dollar sign has no meaning."""
+    """Expands `${VAR}` in upstreams and agents. Elsewhere a dollar sign has no meaning."""
 
     def expanded(node: YamlNode, loc: Loc) -> YamlNode:
         if loc and loc[0] in ("upstreams", "agents") and isinstance(node.value, str) and "${" in node.value:

@@ -66,7 +66,7 @@ def seconds_from(value: object) -> object:
 
 
 def bytes_from(value: object) -> object:
-    """Parses a number of bytes, or `64KiB`, `1MiB`, `1GiB`, into an int."""
+    """Parses a number of bytes, or `64KiB`, `1MiB`, `1GiB`, as an int. Leaves other values to pydantic."""
     if isinstance(value, str):
         if not (found := _SIZE.fullmatch(value)):
             reject("this is no size", "Y103", "write bytes as a number, or 64KiB, 1MiB, 1GiB")
@@ -97,7 +97,7 @@ MAX_REFILL_S = 86_400  # a burst that takes longer to refill is a quota; also ke
 
 PerSecond = Annotated[float, Field(gt=0, le=MAX_PER_SECOND, allow_inf_nan=False)]
 Quota = Annotated[int, Field(ge=0, le=1_000_000_000)]
-"""Calls per day; 0 means unlimited, as in the seed."""
+"""Calls per day; 0 means unlimited, as in the original data models."""
 
 
 def interval_us(per_second: float) -> int:
@@ -106,7 +106,7 @@ def interval_us(per_second: float) -> int:
 
 
 def burst_of(per_second: float, burst: int | None) -> int:
-    """The burst; by default one second's worth."""
+    """The burst in calls; by default the calls of one second."""
     return burst or max(1, math.ceil(per_second))
 
 
@@ -157,8 +157,9 @@ Listen = Annotated[
 
 
 def _command_from(value: object, info: ValidationInfo) -> object:
-    """Parses a command. A name without a slash is found on PATH; any other becomes an absolute path, because programs
-    start in another folder. Links are kept: a virtual environment's Python finds its files by them."""
+    """Parses a command. A name without a slash remains as it is, to be found on PATH. Any other becomes an absolute
+    path, because programs start in another folder. Links are not resolved: a virtual environment's Python finds its
+    files through them."""
     if value == "":
         reject("the command is empty")
     if isinstance(value, str) and "/" in value:
@@ -179,7 +180,8 @@ Command = Annotated[Argument, BeforeValidator(_command_from)]
 
 
 def split_url(text: str, *schemes: str) -> SplitResult:
-    """Parses a URL with one of the schemes and a host, without user info and fragment. Rejects all others."""
+    """Parses an ASCII URL with one of the schemes and a host, without user info, fragment and dot segments. Rejects all
+    other texts."""
     try:
         parts = urlsplit(text)
         port = parts.port
@@ -202,7 +204,8 @@ def url_of(*schemes: str) -> AfterValidator:
 
 
 def https_url(message: str, hint: str = "use https://") -> AfterValidator:
-    """The check that a URL is https, or http on this machine. In `hint`, `{rest}` is the URL without its scheme."""
+    """The check that a URL is https, or http on this machine. In `hint`, `{rest}` is the host, the port and the
+    path."""
 
     def check(text: str) -> str:
         parts = split_url(text, "https", "http")
@@ -279,7 +282,7 @@ def named(pattern: str, what: str, hint: str) -> AfterValidator:
 
 
 def listed(value: object) -> object:
-    """Takes one word for a list of it."""
+    """Returns a single string as a list of it, and any other value unchanged."""
     return [value] if isinstance(value, str) else value
 
 

@@ -226,7 +226,8 @@ class IssuerSettings(Section):
     @model_validator(mode="before")
     @classmethod
     def _fill_from_preset(cls, given: Any) -> Any:
-        """Fill in the preset's locations of keys and roles. The token formats of products are in `sidecar.identity`."""
+        """Adds the preset's values for settings that are missing. Token formats of products are in
+        `sidecar.identity`."""
         preset = given.get("preset") if isinstance(given, dict) else None
         if not isinstance(preset, str) or preset not in (*KEYS_OF_PRESET, *FURTHER_OF_PRESET):
             return given

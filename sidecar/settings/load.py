@@ -43,14 +43,16 @@ class ShownSettings:
 
 
 def load_settings(path: Path, environ: Mapping[str, str], *, check_files: bool = True) -> Settings:
-    """Loads settings. Raises SettingsError with all faults; with `check_files` also of files and our own secrets."""
+    """Loads the settings. Raises SettingsError with all faults; with `check_files` also those of the files and programs
+    that they name, and of the sidecar's secrets."""
     return load(path, environ, check_files=check_files).settings
 
 
 def load(
     path: Path, environ: Mapping[str, str], *, check_files: bool = True, all_at_once: bool | None = None
 ) -> LoadedSettings:
-    """As `load_settings`, with the document. `all_at_once` (else `check_files`) checks files beside other faults."""
+    """Like `load_settings`, and returns the document too. With `all_at_once` (default: `check_files`), invalid settings
+    are reported together with the missing files of the valid agents and upstreams."""
     all_at_once = check_files if all_at_once is None else all_at_once
     if not path.exists():
         hint = "write a working folder with `sidecar init`, or name the file with -c"
@@ -97,7 +99,7 @@ def _faults_of_the_rest(document: Document, folder: Path, environ: Mapping[str, 
 
 
 def doubts(loaded: LoadedSettings) -> Iterator[Fault]:
-    """Warnings about settings that are valid but dangerous."""
+    """Warnings about settings that are valid but doubtful."""
     for finding in _doubts(loaded.settings):
         fault = loaded.document.fault(finding.at, finding.message, finding.code, finding.hint)
         yield replace(fault, severity="warning")
@@ -148,7 +150,7 @@ def _fills(preset: str, loc: Loc) -> bool:
 
 
 def _masked(value: Any) -> Any:
-    """Mask the password of a URL with three stars, whatever its length."""
+    """Masks the password of a URL with three stars, which do not disclose its length."""
     if not isinstance(value, str) or (starred := shown_line(value)) == value:
         return value
     before, _, after = starred.rpartition("@")
@@ -176,7 +178,7 @@ def _path_faults(settings: Settings, document: Document, section: str = "") -> I
                 | ("identity", "api_keys_pepper_path")
                 | ("callbacks", "key_path")
             ):
-                pass  # the sidecar makes it
+                pass  # the sidecar creates it
             case ("policy", "models" | "path") if settings.policy.is_fetched:
                 pass
             case ("policy", "models" | "path") | (*_, "cwd" | "working_directory") | (*_, "working_directories", int()):
@@ -198,7 +200,7 @@ def paths_in(value: object, loc: Loc = ()) -> Iterator[tuple[Loc, Path]]:
         case Path():
             yield loc, value
         case CliAgent(enabled=False):
-            pass  # treated as missing, which may be the cause
+            pass  # it may be disabled because its files are missing
         case BaseModel():
             entries = value
         case Mapping():
@@ -222,7 +224,7 @@ def _program_faults(settings: Settings, document: Document, environ: Mapping[str
     ]
     for loc, command, key, program in programs:
         if program.env_path is not None and not program.env_path.is_file():
-            continue  # already reported, and it may set PATH
+            continue  # the file is reported, and without it the PATH of the program is unknown
         try:
             env = program.all_env()
         except SettingsError as unreadable:
@@ -256,7 +258,7 @@ def _package_faults(settings: Settings, document: Document) -> Iterator[Fault]:
 def has_extra(extra: str) -> bool:
     try:
         return find_spec(EXTRAS[extra]) is not None
-    except ModuleNotFoundError:  # of the package that holds it
+    except ModuleNotFoundError:  # its parent package is missing
         return False
 
 

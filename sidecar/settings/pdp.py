@@ -43,7 +43,7 @@ def _resource(text: str) -> str:
 
 
 def _sides(value: Any) -> Any:
-    """Returns a name as the side, or for `nhi:` both sides, on which it can stand."""
+    """Returns a single name as a mapping of the sides on which it can occur: `nhi:` on both sides, any other on one."""
     if not isinstance(value, str):
         return value
     if value.startswith("nhi:"):

@@ -20,7 +20,7 @@ _FILE: Final = re.compile(r"file:///[!-~]+")
 _CLASS: Final = r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*[.:][A-Za-z_][A-Za-z0-9_]*"
 _SECRET_NAME: Final = r"[A-Za-z_][A-Za-z0-9_]*"
 SECRET_PLACE: Final = re.compile(rf"\$\{{({_SECRET_NAME})\}}")
-"""Where the content of a secret's file goes in a text of an adapter's arguments."""
+"""The placeholder for the content of a secret's file in the arguments of an adapter."""
 _DIGEST: Final = r"[0-9a-f]{40}([0-9a-f]{24})?"
 _DIGEST_HINT: Final = "the SHA-256 that `sidecar policy bundle verify` prints, or a whole commit id"
 
@@ -47,7 +47,8 @@ class _Source(Section):
     timeout_s: Seconds = 60.0
     """Maximum duration of one check."""
     accept: Annotated[str, named(_DIGEST, "digest", _DIGEST_HINT)] | None = None
-    """SHA-256 of the bundle, or the commit, to accept even if it is older, or less than half as large."""
+    """SHA-256 of the bundle, or the commit, to accept even if it is older, another bundle of the same version, or less
+    than half as large."""
 
 
 class BundleSource(_Source):
@@ -174,7 +175,7 @@ class PolicySourceSettings(Section):
 
 DAY_S = 86_400
 MAX_SHADOW_S = 30 * DAY_S
-"""Shadow mode must end: without an end there would be no policy at all (CONTRACT 4)."""
+"""Shadow mode must end, because no policy is enforced in it (CONTRACT 4)."""
 
 
 class PolicyScope(Section):
@@ -287,10 +288,11 @@ class CasbinSettings(Section):
 
     @property
     def rows(self) -> Path | None:
-        """The file of the rows that came from an adapter; those of `policies/policy.csv` elsewhere."""
+        """The file with the rows from an adapter; None without an adapter."""
         return self._rows
 
     def with_rows(self, path: Path) -> Self:
+        """These settings with the file of the rows from an adapter."""
         policy = self.model_copy()
         policy._rows = path
         return policy
@@ -329,7 +331,7 @@ class PolicySettings(CasbinSettings):
 
     @property
     def folders(self) -> tuple[Path, ...]:
-        """The folders in which operators edit models and rules. A policy from a source changes only with its source."""
+        """The folders in which operators edit models and rules; none if a source has them."""
         if self.is_fetched:
             return ()
         return (self.models, self.path) if isinstance(self.models, Path) else (self.path,)

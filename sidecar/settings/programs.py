@@ -11,8 +11,8 @@ from typing import Final
 from sidecar.errors import Fault, SettingsError, fault_in
 from sidecar.settings.yaml_document import read_bytes
 
-# Programs need these to find executables, home and temporary folders, and the language. They hold no secrets; all other
-# variables must be named (threats X3).
+# Programs need these to find executables, home and temporary folders, and the language. They hold no secrets. All other
+# variables must be set in the settings of the program (threats X3).
 INHERITED: Final = ("PATH", "HOME", "LANG", "TMPDIR")
 MAX_BYTES: Final = 64 * 1024
 _ASSIGNMENT = re.compile(
@@ -21,20 +21,23 @@ _ASSIGNMENT = re.compile(
 
 
 def environment_of(named: Mapping[str, str], environ: Mapping[str, str]) -> dict[str, str]:
-    """The whole environment of a program. `environ` is the sidecar's own."""
+    """The whole environment of a program: the `named` variables, and those of INHERITED in `environ`, the sidecar's own
+    environment."""
     return {name: environ[name] for name in INHERITED if name in environ} | dict(named)
 
 
 def executable_of(command: str, named: Mapping[str, str], environ: Mapping[str, str]) -> str | None:
-    """The executable file of a command, found as the operating system would find it; None if there is none."""
+    """The absolute path of a command's executable, found on the PATH that the program will have; None if there is
+    none."""
     search = environment_of(named, environ).get("PATH", os.defpath)
     found = shutil.which(command, path=search)
     return None if found is None else os.path.abspath(found)  # noqa: PTH100  keeps links: programs look at their name
 
 
 def variables_in_file(path: Path) -> dict[str, str]:
-    """The variables in a file: `NAME=value`, quoted if it has blanks, and `#` comments: what shells, systemd and
-    container tools read alike. Nothing is expanded. Raises SettingsError, which shows no line of the file."""
+    """The variables in a file with lines `NAME=value`, whose values are quoted if they have blanks, and `#` comments.
+    Shells, systemd and container tools read such a file alike. Nothing is expanded. Raises SettingsError, which
+    contains no value."""
     raw = read_bytes(path, max_bytes=MAX_BYTES)
     if len(raw) > MAX_BYTES:
         raise SettingsError([fault_in(path, f"larger than {MAX_BYTES} bytes", code="Y002")])

@@ -1,4 +1,4 @@
-"""Settings of schedules: the seed's ScheduledTask; what changes at run time is in the task store."""
+"""Settings of schedules: ScheduledTask of the original data models. Their state is in the task store."""
 
 from collections.abc import Collection, Iterator, Mapping
 from functools import cache
@@ -18,7 +18,8 @@ ON_TIME_S: Final = 60.0
 
 @cache
 def _zones() -> Collection[str]:
-    """All time zones, cached: listing them takes some ten milliseconds, and there may be a thousand schedules."""
+    """The names of all time zones, cached: to list them takes some ten milliseconds, and there may be 1,000
+    schedules."""
     return frozenset(available_timezones())
 
 
@@ -75,7 +76,7 @@ class ScheduleSettings(Section):
 
     @property
     def calendar_words(self) -> str:
-        """Its cron expression and time zone, as text that changes with them."""
+        """The cron expression and the time zone as one text, to see whether either has changed."""
         return f"{self.cron} {self.timezone}"
 
     @property
@@ -85,13 +86,15 @@ class ScheduleSettings(Section):
 
 
 def acts_as(key: str, schedule: ScheduleSettings) -> str:
+    """The principal that a schedule acts as."""
     return schedule.principal or f"nhi:{key}"
 
 
 def schedule_faults(
     schedules: Mapping[str, ScheduleSettings], agents: Collection[str], names: Collection[str]
 ) -> Iterator[Finding]:
-    """Faults against other settings. `agents` are those that can be called, `names` all upstreams and agents."""
+    """Conflicts of schedules with each other and with other settings. `agents` are those that can be called, `names`
+    all upstreams and agents."""
     seen: dict[tuple[str, str], str] = {}
     for key, schedule in schedules.items():
         if schedule.agent not in agents:

@@ -13,13 +13,15 @@ from pydantic_core.core_schema import ModelSchema
 
 
 def json_schema(model: type[BaseModel], title: str) -> dict[str, Any]:
-    """The JSON Schema of a file, without the titles that pydantic derives from field names."""
+    """The JSON Schema of a file, with docstrings as descriptions, and without the titles that pydantic derives from
+    names."""
     schema = _untitled(model.model_json_schema(mode="validation", schema_generator=_Described))
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": title, **schema}
 
 
 class _Described(GenerateJsonSchema):
-    """Describes each property with the docstring below its field; `use_attribute_docstrings` would slow each import."""
+    """Describes each property by the docstring below its field. `use_attribute_docstrings` would do it at each
+    import."""
 
     def model_schema(self, schema: ModelSchema) -> JsonSchemaValue:
         made = super().model_schema(schema)

@@ -1,4 +1,5 @@
-"""Reads, checks and creates secrets: one that can be guessed or read beyond its group stops the start (threats A12)."""
+"""Reads, checks and creates secrets. One that can be guessed, or that others can read, stops the start (threats
+A12)."""
 
 import os
 import re
@@ -13,11 +14,11 @@ from sidecar.errors import SettingsError, fault_in
 from sidecar.settings.validation_errors import Finding
 
 MIN_CHARACTERS = 32  # 128 bits in hexadecimal digits
-MIN_DIFFERENT = 8  # of 32 random hexadecimal digits, fewer differ once in 25 million secrets
+MIN_DIFFERENT = 8  # of 32 random hexadecimal digits, fewer are different in one of 28 million secrets
 MAX_BYTES = 64 * 1024
 HEX_KEY_BYTES = 32
 OPEN_TO_OTHERS = 0o037
-MAX_NEIGHBOURS = 0.6  # share of a secret's characters; about a fifth of random hexadecimal digits
+MAX_NEIGHBOURS = 0.6  # share of a secret's pairs of characters; about a fifth of random hexadecimal digits
 _ROWS = (
     "0123456789abcdef0",
     "1234567890",
@@ -29,7 +30,8 @@ _NEXT = frozenset(pair for row in _ROWS for one, other in pairwise(row) for pair
 _SAMPLE = re.compile(r"change[-_]?me|example|password|placeholder|replace|sample|secret|your-")
 
 Whose = Literal["ours", "theirs"]
-"""`ours`: knowing it gives power over the sidecar, so it must be strong. `theirs`: issued by others, only sent."""
+"""`ours`: a secret that gives access to the sidecar, so it must be strong. `theirs`: one that others issued, and that
+the sidecar only sends."""
 
 
 def read_secret(path: Path, whose: Whose) -> str:
@@ -41,7 +43,7 @@ def read_secret(path: Path, whose: Whose) -> str:
 
 
 def judged_secret(path: Path, whose: Whose) -> tuple[str, Finding | None]:
-    """Reads a secret as `read_secret` does; returns what is wrong with it, without showing it, or None."""
+    """Reads a secret like `read_secret`. Returns it, and what is wrong with it, without showing it, or None."""
     try:
         with path.open("rb") as file:
             exposed = exposure_of(path, os.fstat(file.fileno()).st_mode)
@@ -55,7 +57,7 @@ def judged_secret(path: Path, whose: Whose) -> tuple[str, Finding | None]:
 
 
 def fault_of_secret(secret: str, whose: Whose) -> Finding | None:
-    """What is wrong with a secret, without showing it."""
+    """What is wrong with a secret, without showing it; None if nothing is."""
     if not secret:
         return Finding("the secret is empty", "S120")
     if any(not "!" <= character <= "~" for character in secret.replace(" ", "_")):
@@ -66,14 +68,15 @@ def fault_of_secret(secret: str, whose: Whose) -> Finding | None:
 
 
 def exposure_of(path: Path, mode: int) -> Finding | None:
-    """What is wrong with the mode of a secret file: others can read it, or its group can write it."""
+    """What is wrong with the mode of a secret file: others have any access, or its group can write or execute it. None
+    if nothing is."""
     if not mode & OPEN_TO_OTHERS:
         return None
     return Finding(f"{path} can be read by others (mode {stat.S_IMODE(mode):04o})", "S121", f"chmod 600 {path}")
 
 
 def check_private(path: Path) -> None:
-    """Checks the mode of a file. Raises SettingsError. A missing file passes; its reader reports it."""
+    """Checks the mode of a secret file. Raises SettingsError. A missing file passes; its reader reports it."""
     try:
         found = exposure_of(path, path.stat().st_mode)
     except OSError:
@@ -83,8 +86,8 @@ def check_private(path: Path) -> None:
 
 
 def keep_once(path: Path, content: bytes) -> None:
-    """Create a file (mode 0600) unless it exists. Two sidecars that start together get the same complete content, and a
-    killed one leaves nothing in the way. Raises OSError."""
+    """Creates a file (mode 0600) unless it exists. If two sidecars start together, both find the same complete content.
+    A sidecar that is killed leaves no incomplete file at `path`. Raises OSError."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     aside = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     descriptor = os.open(aside, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
@@ -101,14 +104,16 @@ def keep_once(path: Path, content: bytes) -> None:
 
 
 def make_hex_key(path: Path, entropy: Callable[[int], bytes]) -> None:
-    """Create a key file for `read_hex_key` unless it exists. Raises OSError."""
+    """Creates a key file for `read_hex_key` unless it exists. `entropy` returns a number of random bytes. Raises
+    OSError."""
     if not path.exists():
         keep_once(path, entropy(HEX_KEY_BYTES).hex().encode() + b"\n")
 
 
 def read_hex_key(path: Path, what: str, code: str, *, strong: bool = True) -> bytes:
-    """The key in a file: one line of hexadecimal digits for at least 32 bytes, which its owner and group alone may
-    read. With `strong` it must not be guessable. Raises SettingsError, OSError."""
+    """The key in a file: hexadecimal digits for at least 32 bytes. Only the owner of the file, and its group for
+    reading, may have access. With `strong` it must not be guessable. `what` and `code` are for faults. Raises
+    SettingsError if the key cannot be used, OSError if the file cannot be read."""
 
     def unusable(
         message: str, hint: str = "restore the file, or make a new key: openssl rand -hex 32"
@@ -134,7 +139,7 @@ def read_hex_key(path: Path, what: str, code: str, *, strong: bool = True) -> by
 
 
 def weakness_of(secret: str) -> str:
-    """Why a secret could be guessed, judged by its form; "" if it could not."""
+    """Why a secret could be guessed, as far as its characters show; "" if they show nothing."""
     if len(secret) < MIN_CHARACTERS:
         return f"the secret has fewer than {MIN_CHARACTERS} characters"
     if len(set(secret)) < MIN_DIFFERENT:
@@ -155,6 +160,7 @@ def _repeats(secret: str) -> bool:
 
 
 def _walks(secret: str, stride: int) -> bool:
-    """Whether most characters are next to the one before, on a keyboard or in the alphabet (stride 2: `0a1b2c3d`)."""
+    """Whether most characters are equal to the one `stride` before, or next to it on a keyboard, in the alphabet or
+    among the digits. `0a1b2c3d` walks with stride 2."""
     pairs = [one + other for one, other in zip(secret, secret[stride:], strict=False)]
     return sum(pair in _NEXT or pair[0] == pair[1] for pair in pairs) > MAX_NEIGHBOURS * len(pairs)

@@ -93,8 +93,9 @@ class ServerSettings(Section):
     """Maximum number of open connections. Beyond it, a new connection replaces an idle one of the address with the most
     connections."""
     max_connections_per_peer: Count | None = None
-    """Maximum number of open connections from one address (IPv6: one /64). Default beyond loopback: three quarters of
-    `max_connections`, or unlimited with `tls: external`, where all connections come from the proxy."""
+    """Maximum number of open connections from one address (IPv6: one /64). Default: three quarters of
+    `max_connections`. Default on loopback, and with `tls: external`, where all connections come from the proxy:
+    unlimited."""
     workers: Literal["auto"] | Annotated[int, Field(ge=1, le=MAX_WORKERS)] = 1
     """Number of processes that serve this address; `auto` starts one for each CPU that the sidecar may use. Workers
     share limits, sessions, tasks and the kill switch through Redis or Valkey (`store.url`)."""
@@ -113,7 +114,7 @@ class ServerSettings(Section):
 
     @property
     def connections_per_peer(self) -> int:
-        """The limit for one address; 0 if there is none."""
+        """The maximum number of connections from one address; 0 means unlimited."""
         if self.max_connections_per_peer is not None:
             return self.max_connections_per_peer
         shared = self.listen.is_loopback or self.tls == "external"
@@ -134,7 +135,7 @@ class ServerSettings(Section):
         for name, address in (("listen", self.listen), ("grpc", self.grpc)):
             if address is None or address.is_loopback:
                 continue
-            # Otherwise tokens would cross the network in clear, and audiences would be taken from the Host header.
+            # Otherwise tokens would cross the network in clear, and their audiences would depend on the Host header.
             if self.public_url is None:
                 hint = "write public_url: https://<the name callers use>"
                 yield Finding("a listener beyond loopback needs public_url", "S101", hint, at=(name,))
@@ -176,8 +177,8 @@ class AdminSettings(Section):
     listen: Listen = Field(default="127.0.0.1:9090", validate_default=True)
     """Address at which operators reach the sidecar."""
     credentials: Many[AdminCredential] = ()
-    """Credentials of operators, viewers and enforcement points. Without any, only `/livez`, `/readyz` and `/metrics`
-    are served."""
+    """Credentials of operators, viewers and enforcement points. Without any, only `/livez`, `/readyz`, `/metrics` and a
+    console with `oidc` are served."""
     console: ConsoleSettings = Field(default_factory=ConsoleSettings)
 
     def _faults(self) -> Iterator[Finding]:

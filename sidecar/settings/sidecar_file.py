@@ -44,7 +44,7 @@ _NAMED: Any = Field(json_schema_extra={"propertyNames": {"pattern": f"^{SLUG}$",
 
 
 class Settings(Section):
-    """All settings outside of policy. Relative paths start at the folder of the file."""
+    """The settings in `sidecar.yaml`. Relative paths start at the folder of the file."""
 
     version: Literal[1]
     """Version of this file format."""
@@ -81,7 +81,7 @@ class Settings(Section):
 
     @property
     def own(self) -> Path:
-        """The folder of what this process alone writes: the data folder, or the part of one worker in it."""
+        """The folder to which only this process writes: the data folder, or for a worker its own folder in it."""
         return self.own_of(self.server.worker)
 
     def own_of(self, worker: int) -> Path:
@@ -89,20 +89,20 @@ class Settings(Section):
 
     @property
     def worker_numbers(self) -> range:
-        """The numbers of the workers that serve together, this one included; none for a process that serves alone."""
+        """The numbers of the workers that serve together, including this one; empty for a process that serves alone."""
         count = self.server.workers
         return range(1, count + 1) if self.server.worker and count != "auto" else range(0)
 
     @property
     def parts(self) -> tuple[Path, ...]:
-        """All folders of the kind of `own` that are there: the data folder, and those of workers in order."""
+        """The data folder, and the existing folders of workers in it, by number."""
         folder = self.data / WORKERS
         numbers = sorted(int(one.name) for one in folder.iterdir() if one.name.isdecimal()) if folder.is_dir() else []
         return (self.data, *(self.own_of(number) for number in numbers))
 
     @property
     def idle_parts(self) -> tuple[Path, ...]:
-        """Those in which no process of this start writes."""
+        """Those of `parts` to which neither this process nor the workers that serve with it write."""
         served = {self.own, *map(self.own_of, self.worker_numbers)}
         return tuple(part for part in self.parts if part not in served)
 
@@ -117,7 +117,7 @@ class Settings(Section):
 
     @property
     def audit_logs(self) -> Mapping[int, Path]:
-        """The logs that are there, by worker: 0 is that of a process without workers."""
+        """The existing audit logs, by the number of the worker; 0 is the log of a process without workers."""
         path = self.audit.path
         folder, prefix = (self.data / WORKERS, "") if path is None else (path.parent, "worker-")
         names = (one.name.removeprefix(prefix) for one in folder.glob(f"{prefix}*"))
@@ -152,7 +152,7 @@ class Settings(Section):
 
     @property
     def checkpoint_key_paths(self) -> tuple[Path, ...]:
-        """The keys of all logs, each of which has its own unless one is configured."""
+        """The files of the keys that sign checkpoints: the configured one, otherwise one for each of `parts`."""
         if self.audit.checkpoint_key_path is not None:
             return (self.audit.checkpoint_key_path,)
         return tuple(part / "keys" / "checkpoints.pem" for part in self.parts)
@@ -172,7 +172,8 @@ class Settings(Section):
 
     @property
     def approval_page(self) -> str | None:
-        """The address at which people answer a request for approval, before its id."""
+        """The URL of the page on which people answer a request for approval, without the id of the request; None if
+        there is none."""
         console = self.admin.console
         own = f"{console.url}/console/approvals/" if console.enabled and console.url else None
         return self.approvals.page or own
@@ -192,7 +193,7 @@ class Settings(Section):
         return (*self.signing.previous_paths, self.data / "keys" / "signing.previous.pem")
 
     def with_authorities(self) -> Self:
-        """These settings with `egress.ca_path` for the stores over TLS that name no authorities."""
+        """These settings, with `egress.ca_path` for stores over TLS that name no authorities of their own."""
         ca_path, audit = self.egress.ca_path, self.audit
         if ca_path is None:
             return self
@@ -215,7 +216,7 @@ class Settings(Section):
 
     @property
     def unshared_keys(self) -> tuple[str, ...]:
-        """The settings of keys in use that each replica on the store would make for itself."""
+        """The settings of keys in use that are not set, so that each replica on the store would create its own key."""
         if self.store.is_memory:
             return ()
         named = {
@@ -236,7 +237,7 @@ class Settings(Section):
         return self.data / CONTROL_SOCKET
 
     def worker_socket(self, worker: int) -> Path:
-        """The socket at which one worker answers the others."""
+        """The socket at which a worker answers the other workers."""
         return self.own_of(worker) / CONTROL_SOCKET
 
     def offers(self) -> Iterator[tuple[str, Loc, AgentOffer]]:
@@ -253,7 +254,7 @@ class Settings(Section):
         return {str(offer.agent_id): name for name, _, offer in self.offers() if offer.agent_id is not None}
 
     def listeners(self) -> Iterator[tuple[Loc, ListenAddress | UnixAddress]]:
-        """All listener addresses with their places in the settings."""
+        """All listener addresses with their places in the settings, except the gRPC ports of agents."""
         yield ("server", "listen"), self.server.listen
         for index, local in enumerate(self.local):
             yield ("local", index, "listen"), local.listen
@@ -268,7 +269,7 @@ class Settings(Section):
     @model_validator(mode="before")
     @classmethod
     def _sections_with_paths(cls, given: Any) -> Any:
-        """Gives absent sections their default paths, which start at the file's folder."""
+        """Adds an empty section `policy` if it is absent, so that its default paths start at the file's folder."""
         return {"policy": {}, **given} if isinstance(given, dict) else given
 
     def _faults(self) -> Iterator[Finding]:
@@ -299,7 +300,8 @@ class Settings(Section):
             seen.setdefault(name, where)
 
     def _worker_faults(self) -> Iterator[Finding]:
-        """Checks that several workers share what a caller must find the same at each of them."""
+        """Checks that several workers share the stores that callers use, and nothing that only one process can
+        write."""
         at: Loc = ("server", "workers")
         needed = [("store.url", "store: {url: redis://…}", self.store.is_memory)]
         for name, store in (("sessions", self.sessions.store), ("tasks", self.tasks.store)):
@@ -321,7 +323,7 @@ class Settings(Section):
                 yield Finding("workers listen on one port for gRPC", "S195", "write which, such as 8081", loc)
 
     def _agent_faults(self) -> Iterator[Finding]:
-        """Checks that each name of an agent refers to that agent only."""
+        """Checks that each name, id and gRPC port of an agent is of that agent only."""
         named = {name: name for name in (*self.upstreams, *self.agents)}
         ports, people = dict[str, str](), dict[str, str]()
         for name, at, offer in self.offers():

@@ -1,8 +1,8 @@
-"""Settings of the limits store.
+"""Settings of the store of counters and shared state. Its URL is one of these:
 
 memory://                                          in this process
 redis://[user:password@]host[:6379][/db]           one Redis or Valkey; rediss:// with TLS
-unix:///path/to.sock[?db=0]                        the same, on this machine
+unix:///path/to.sock[?db=0]                        the same, at a socket of this machine
 redis+sentinel://host[:26379],host,…/service[/db]  the node that the Sentinels call primary; rediss+sentinel://
 redis+cluster://host[:6379],host,…                 the Cluster node that owns the slot; rediss+cluster://
 """
@@ -26,7 +26,7 @@ StoreKind = Literal["memory", "redis", "unix", "sentinel", "cluster"]
 
 MAX_NODES = 16
 DEADLINE_S = 0.08
-"""For one request. CONTRACT 9 promises a response within 100 ms of an outage."""
+"""For one request to the store. CONTRACT 9 promises callers a refusal within 100 ms while the store is unavailable."""
 _SHAPES: dict[StoreKind, str] = {
     "memory": "memory://",
     "redis": "redis://host:6379/0",
@@ -48,7 +48,8 @@ _DATABASE = re.compile(r"[0-9]{1,4}")
 
 @dataclass(frozen=True, slots=True)
 class StorePlace:
-    """The parts of a store's URL. `nodes` are the server, the Sentinels, or some nodes of the Cluster."""
+    """The parts of a store's URL. `nodes` are the hosts and ports of the server, of the Sentinels, or of some nodes of
+    the Cluster; `path` is that of a socket, `service` the name that Sentinels know."""
 
     kind: StoreKind
     tls: bool = False
@@ -212,20 +213,21 @@ class StoreSettings(Section):
             yield Finding("the in-process store has no users", "S136", "remove it", ("username",))
 
     def trusting(self, ca_path: Path) -> Self:
-        """These settings with authorities for a store over TLS that names none."""
+        """These settings, with these authorities if the store uses TLS and names none."""
         if not self.place.tls or (self.tls is not None and self.tls.ca_path is not None):
             return self
         tls = (self.tls or StoreTls()).model_copy(update={"ca_path": ca_path})
         return self.model_copy(update={"tls": tls})
 
     def login(self) -> dict[str, Any]:
-        """User, password and database of redis-py connections; the password file is read anew. Raises SettingsError."""
+        """User, password and database, as arguments of redis-py connections. Reads the password file each time. Raises
+        SettingsError."""
         place = self.place
         password = place.password if self.password_path is None else read_secret(self.password_path, "theirs")
         return {"username": self.username or place.username, "password": password, "db": place.database}
 
     def certificates(self) -> dict[str, Any]:
-        """The authorities and certificate of redis-py connections."""
+        """The authorities and the certificate, as arguments of redis-py connections over TLS."""
         files = {"ssl_min_version": ssl.TLSVersion.TLSv1_2}
         if self.tls is None:
             return files

@@ -22,9 +22,10 @@ _HINT: Final = "remove it to start again: any version is then accepted"
 
 @dataclass(frozen=True, slots=True)
 class StoredPolicy:
-    """One policy from a source. `name`, the SHA-256 of a bundle or of an adapter's rows, or the id of a commit, is its
-    folder; `of` is the policy's name, repository and folder, or the adapter. `version` rises. `size` counts bytes, of
-    an adapter rows. `manifest` is the SHA-256 of a bundle's manifest."""
+    """One policy from a source. `name` is the SHA-256 of a bundle or of an adapter's rows, or the id of a commit, and
+    the name of its folder. `of` identifies the source: the name in the bundle, the repository and its folder, or the
+    adapter. A later policy has no smaller `version`. `size` is in bytes, for an adapter in rows. `created_at` and
+    `taken_at` are in seconds since the epoch. `manifest` is the SHA-256 of a bundle's manifest."""
 
     name: Annotated[str, Field(pattern="^[0-9A-Za-z]+$")]
     kind: str
@@ -41,13 +42,15 @@ class StoredPolicy:
 
 
 def shelf_of(settings: Settings) -> Path:
-    if settings.server.workers != 1 and not settings.server.worker:  # a command: each worker has the policy
+    """The folder of all policies from a source."""
+    if settings.server.workers != 1 and not settings.server.worker:  # a command; all workers have the policy
         return settings.own_of(1) / FOLDER
     return settings.own / FOLDER
 
 
 def kept_for(settings: Settings) -> StoredPolicy | None:
-    """The last policy that was taken, if any. Raises SettingsError if unreadable: an older one could replace it."""
+    """The last policy that was accepted; None if there is none. Raises SettingsError if its record is unreadable,
+    because without the record an older policy could replace it."""
     path = shelf_of(settings) / CURRENT
     try:
         with path.open("rb") as file:
@@ -63,7 +66,8 @@ def kept_for(settings: Settings) -> StoredPolicy | None:
 
 
 def placed(settings: Settings, kept: StoredPolicy | None = None) -> Settings:
-    """The settings with the folders of the source's policy: `kept`, or the last one taken. Raises SettingsError."""
+    """The settings with the folders of the source's policy: of `kept`, or of the last one that was accepted. Raises
+    SettingsError."""
     if settings.policy.source is None:
         return settings
     kept = kept or kept_for(settings)

@@ -23,7 +23,7 @@ def seconds_of(text: str) -> float:
 
 
 def rfc3339(epoch_s: float) -> str:
-    """Format seconds since the epoch, in UTC and whole seconds."""
+    """Formats seconds since the epoch as RFC 3339, in UTC, without fractions of a second."""
     return datetime.fromtimestamp(epoch_s, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
 
 

@@ -28,7 +28,7 @@ from sidecar.settings.responses import ResponseSettings
 from sidecar.settings.validation_errors import Finding
 
 CARD_PATH = "/.well-known/agent-card.json"
-_PLACES_OF_PROGRAMS = 1024  # requests in flight on one connection
+_PLACES_OF_PROGRAMS = 1024  # maximum number of requests in flight at one program
 
 
 class BreakerSettings(Section):
@@ -94,14 +94,17 @@ class McpUpstream(Section):
 
     @property
     def longest_s(self) -> float:
+        """The longest duration of a call, in seconds."""
         return max(self.timeout_s, self.total_timeout_s) if self.timeout_resets_on_progress else self.timeout_s
 
     @property
     def share(self) -> int:
+        """The maximum number of concurrent calls of one caller."""
         places = _PLACES_OF_PROGRAMS if self.url is None else self.max_connections
         return self.max_calls_per_caller or max(1, places * 3 // 4)
 
     def all_env(self) -> dict[str, str]:
+        """The variables of `env` and `env_path`. Raises SettingsError."""
         return self.env if self.env_path is None else variables_in_file(self.env_path) | self.env
 
     def _faults(self) -> Iterator[Finding]:
@@ -156,6 +159,7 @@ class A2aUpstream(AgentOffer):
 
     @property
     def share(self) -> int:
+        """The maximum number of concurrent calls of one caller."""
         return self.max_calls_per_caller or max(1, self.max_connections * 3 // 4)
 
     @property

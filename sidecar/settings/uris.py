@@ -1,7 +1,7 @@
 """Normalizes resource URIs, for policy decisions and for upstreams.
 
-`fault_in_uri` refuses URIs that some reader could take for another resource; all others are brought into their normal
-form (RFC 3986, section 6), so that a deny rule matches all spellings, and an upstream sees the one decided on.
+`fault_in_uri` finds fault with URIs that some reader could take for another resource. All others have a normal form
+(RFC 3986, section 6). Rules match it, so that a deny rule matches all spellings, and upstreams receive it.
 
     part         normal form
     scheme       lower case
@@ -10,8 +10,8 @@ form (RFC 3986, section 6), so that a deny rule matches all spellings, and an up
     everywhere   needless encoding is removed, `%3a` becomes `%3A`; invalid characters and `*` are encoded
     at the end   no empty query, no empty fragment
 
-Text in braces is an expression of a URI template (RFC 6570), and `*` in a rule stands for any run of characters: both
-are kept.
+Text in braces is an expression of a URI template (RFC 6570), and `*` in a rule stands for any run of characters.
+Neither is changed.
 """
 
 import re
@@ -33,7 +33,7 @@ _EXPRESSION = re.compile(r"\{[^{}]*\}")
 _PATTERN_PIECE = re.compile(r"\{[^{}]*\}|\*")
 _SCHEME_KNOWN = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]*:|[\ue000-\uf8ff]://")
 _SCHEME_BEGUN = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]*(?=[\ue000-\uf8ff])")
-_HELD = re.compile(r"[\ue000-\uf8ff]")  # one private-use character for each kept piece
+_HELD = re.compile(r"[\ue000-\uf8ff]")  # the private-use characters that stand for pieces
 _FIRST_HELD = 0xE000
 
 _UNRESERVED = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~")
@@ -140,7 +140,7 @@ def normal_uri(uri: str) -> str:
 
 
 def normal_pattern(pattern: str) -> str:
-    """A rule's pattern, changed to match the normal forms of the URIs that it was meant to match."""
+    """A rule's pattern in normal form, so that it matches the normal forms of the URIs that it matches as written."""
     if _HELD.search(pattern):
         return pattern  # it matches no URI: these characters are never in one
     text, held = _hold(_PATTERN_PIECE, pattern)
@@ -179,7 +179,7 @@ def fault_in_object(text: str) -> str:
 
 
 def _normal(text: str) -> str:
-    """Normalise case and encoding (RFC 3986, 6.2.2), ports, empty paths, and the authority of `file:` (6.2.3)."""
+    """Normalizes case and encoding (RFC 3986, 6.2.2), ports, empty paths, and the authority of `file:` (6.2.3)."""
     found = _PARTS.match(text)
     if found is None:
         return text
@@ -222,7 +222,7 @@ def _short_address(authority: str) -> str:
 
 
 def _encoded(text: str, bare: frozenset[str]) -> str:
-    """Decode what means the same bare, and encode what URIs cannot contain."""
+    """Decodes characters that mean the same without encoding (`bare`), and encodes those that URIs cannot contain."""
 
     def form(found: re.Match[str]) -> str:
         if len(found[0]) == 1:

@@ -1,4 +1,4 @@
-"""Turns validation errors, ours (`reject()`) and pydantic's, into findings for a file's author, with likely words."""
+"""Turns validation errors, of `reject()` and of pydantic, into findings for the author of a file, with suggestions."""
 
 import re
 import types
@@ -25,12 +25,12 @@ class Finding:
 
 
 def reject(message: str, code: str = "Y104", hint: str = "", at: Loc = (), on_key: bool = False) -> NoReturn:
-    """Reports one fault from inside a pydantic validator."""
+    """Raises PydanticCustomError with one fault, for use in a pydantic validator."""
     raise PydanticCustomError("findings", "invalid", {"findings": (Finding(message, code, hint, at, on_key),)})
 
 
 def reject_any(findings: Iterable[Finding]) -> None:
-    """Reports all faults, if there are any, from inside a pydantic validator."""
+    """Raises PydanticCustomError with all faults, if there are any, for use in a pydantic validator."""
     if found := tuple(findings):
         raise PydanticCustomError("findings", "invalid", {"findings": found})
 
@@ -43,24 +43,24 @@ def findings_of(error: ValidationError, model: type[BaseModel]) -> Iterator[Find
         if detail["type"] == "findings":
             yield from (replace(found, at=loc + found.at) for found in context["findings"])
         elif detail["type"] != "too_short" or len(detail["input"]) < context["min_length"]:
-            # Else it follows from another: pydantic counts valid entries only.
+            # Otherwise it only follows from invalid entries, which pydantic does not count.
             yield replace(_finding(detail, loc, context, model), at=loc)
 
 
 def meant(word: str, known: Iterable[str]) -> str:
-    """Returns `did you mean "tools/call"?`, or "" when no known word is near."""
+    """Returns `did you mean "tools/call"?`, or "" if no known word is similar."""
     near = get_close_matches(word[:128], list(known), n=1, cutoff=0.6)
     return f'did you mean "{near[0]}"?' if near else ""
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """The hint for a word: the most similar known one, or the list of known ones if it is short."""
+    """The hint for an unknown word: the most similar known one, otherwise all known ones if they are few, or ""."""
     choices = sorted(known)
     return meant(word, choices) or (f"known here: {', '.join(choices)}" if 0 < len(choices) <= 24 else "")
 
 
 def nothing_like(what: str, word: str, known: Iterable[str]) -> str:
-    """The message that no entry has this name, with the most similar one."""
+    """The message `what`, that nothing has this name, with the hint for it."""
     hint = did_you_mean(word, known)
     return f"{what}; {hint}" if hint else what
 

@@ -9,8 +9,9 @@ from tempfile import NamedTemporaryFile
 
 
 def write_whole(path: Path, raw: bytes, *, mode: int | None = None) -> None:
-    """Replaces the content of `path`, synced to disk. Links are followed; with `mode` None an existing file keeps its
-    mode. Raises OSError, also for a device, a pipe or a folder, which the rename would destroy."""
+    """Replaces the content of `path`, or creates the file. The content is synced to disk, its rename is not
+    (`sync_folder`). Links are followed. With `mode` None the file must exist, and keeps its mode. Raises OSError, also
+    if `path` is not a regular file, which the rename would replace."""
     path = path.resolve()
     check_replaceable(path)
     if mode is None:
@@ -48,7 +49,8 @@ class UnwrittenError(Exception):
 
 
 def write_all(files: Mapping[Path, bytes], *, force: bool) -> None:
-    """Writes files, all or none; existing ones are kept unless `force`. Raises UnwrittenError."""
+    """Writes files. All content is written before the first file is replaced. Raises UnwrittenError, also if a file
+    exists, unless `force`."""
     there = [str(path) for path in files if path.exists()]
     if there and not force:
         more = f" and {len(there) - 3} more" if len(there) > 3 else ""

@@ -38,7 +38,8 @@ class Document:
         return self.root.plain()
 
     def span_of(self, loc: Loc, *, key: bool = False) -> YamlSpan:
-        """The position of the value at `loc`, or of its key. For a missing value it is that of its nearest parent."""
+        """The position of the value at `loc`. With `key`, and for a mapping or a list, it is that of its key. For a
+        missing value it is that of its nearest parent."""
         node = self.nearest(loc)
         is_collection = isinstance(node.value, dict | list)
         return node.key if node.key and (key or is_collection) else node.span
@@ -65,7 +66,7 @@ class Document:
         raise self.error(in_file_order(faults))
 
     def validate(self, model: type[Model], context: Mapping[str, Any] | None = None) -> Model:
-        """The content as `model`. Raises this document's error with all faults, positions and hints."""
+        """The content as `model`. Raises this document's error with all faults, their positions and hints."""
         if self.data is None:
             needed = [name for name, about in model.model_fields.items() if about.is_required()]
             hint = f"it needs at least: {', '.join(needed)}" if needed else ""
@@ -92,7 +93,8 @@ def read_document(
     max_bytes: int = MAX_BYTES,
     inside: Path | None = None,
 ) -> Document:
-    """Reads a YAML file, or `text`, strictly, following no link out of `inside`. Raises `error` with all faults."""
+    """Reads a YAML file, or `text` in its place. A file that links lead out of the folder `inside` is refused. Raises
+    `error` with all faults."""
     content = read_bytes(path, error=error, max_bytes=max_bytes, inside=inside) if text is None else text
     raw = content.encode("utf-8", "surrogatepass") if isinstance(content, str) else content
     if len(raw) > max_bytes:
@@ -113,7 +115,8 @@ def read_document(
 def read_bytes(
     path: Path, *, error: type[ConfigError] = SettingsError, max_bytes: int = MAX_BYTES, inside: Path | None = None
 ) -> bytes:
-    """Reads a file, up to one byte more than `max_bytes`; `inside` is as in `read_document`. Raises `error`."""
+    """Reads a file, at most one byte more than `max_bytes`, so that the caller sees whether it is larger. `inside` is
+    as in `read_document`. Raises `error`."""
     if inside is not None and (fault := leading_out(path, inside)) is not None:
         raise error([fault])
     try:
@@ -125,8 +128,8 @@ def read_bytes(
 
 
 def leading_out(path: Path, folder: Path) -> Fault | None:
-    """The fault of a link that leads out of the policy's folder: faults quote lines, so its author could read any file.
-    Links within the folder (Kubernetes' `..data`) are allowed."""
+    """The fault of a path that links lead out of `folder`; None if they do not. Faults quote lines, so the author of
+    such a link could read any file. Links within the folder (Kubernetes' `..data`) are allowed."""
     if Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder)):
         return None
     hint = "put the file itself there; links may lead only to what is inside the folder"

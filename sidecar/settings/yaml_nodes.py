@@ -1,4 +1,4 @@
-"""Parses YAML into nodes with positions, from libyaml's events, so that limits apply before anything grows."""
+"""Parses YAML into nodes with positions. It reads libyaml's events, so that limits apply before large values exist."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MAX_FAULTS = 100
 _FORBIDDEN = re.compile(
     r"[\x00-\x09\x0b\x0c\x0e-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ufeff\ufffe\uffff]|\r(?!\n)"
 )
-# Up to the last @ of the word: a password may contain one, and masking too much is harmless.
+# Up to the last @ before a blank: a password may contain one, and masking too much is harmless.
 _PASSWORD = re.compile(r"(?<=://)([^/\s:@]*):([^\s\"']+)(?=@)")
 
 Loc = tuple[str | int, ...]
@@ -30,7 +30,8 @@ Loc = tuple[str | int, ...]
 
 @dataclass(frozen=True, slots=True)
 class YamlSpan:
-    """A position in `file`, or in `env SIDECAR_STORE__URL`, counted from 1; line 0 is the whole file."""
+    """A position in `file`, or in a variable (`env SIDECAR_STORE__URL`). Line and column count from 1; line 0 is the
+    whole file. `width` is in characters."""
 
     file: str
     line: int = 0
@@ -40,7 +41,8 @@ class YamlSpan:
 
 @dataclass(frozen=True, slots=True)
 class YamlNode:
-    """A value, its position and its key's. `secret`: never shown. `shown`: shown instead (`${VAR}`, not expanded)."""
+    """A value, its position, and that of its key. A `secret` value is never shown. `shown` is shown instead of the
+    value: `${VAR}`, not expanded."""
 
     value: Scalar | dict[str, YamlNode] | list[YamlNode]
     span: YamlSpan
@@ -64,7 +66,7 @@ class YamlNode:
         return node
 
     def mapped(self, change: Callable[[YamlNode, Loc], YamlNode], loc: Loc = ()) -> YamlNode:
-        """The tree with each node changed, those inside before those around them."""
+        """The tree with each node replaced by the result of `change`, inner nodes first."""
         if isinstance(self.value, dict):
             entries = {name: node.mapped(change, (*loc, name)) for name, node in self.value.items()}
             return change(replace(self, value=entries), loc)
@@ -73,6 +75,7 @@ class YamlNode:
         return change(self, loc)
 
     def plain(self) -> object:
+        """The value in dicts, lists and scalars."""
         if isinstance(self.value, dict):
             return {name: node.plain() for name, node in self.value.items()}
         if isinstance(self.value, list):
@@ -81,7 +84,7 @@ class YamlNode:
 
 
 def compose(text: str, file: str) -> tuple[YamlNode, list[Fault]]:
-    """The tree of one YAML document and all faults of its text. A tree with faults must not be used otherwise."""
+    """The tree of one YAML document, and all faults of its text. If there are faults, the tree is incomplete."""
     faults = list(islice(_forbidden_characters(text, file), MAX_FAULTS))
     if faults:
         return YamlNode(None, YamlSpan(file)), faults
@@ -91,19 +94,19 @@ def compose(text: str, file: str) -> tuple[YamlNode, list[Fault]]:
 
 
 def lines_of(text: str) -> list[str]:
-    """The lines as libyaml counts them, once forbidden line breaks are refused."""
+    """The lines as libyaml counts them, in a text without the line breaks that `compose` refuses."""
     return [line.removesuffix("\r") for line in text.split("\n")]
 
 
 def place_in(text: AnyStr, offset: int) -> tuple[int, int]:
-    """Line and column, both from 1, of an offset in a text."""
+    """Line and column, both counted from 1, of an offset in a text."""
     before = text[:offset]
     newline = "\n" if isinstance(before, str) else b"\n"
     return before.count(newline) + 1, offset - before.rfind(newline)
 
 
 def shown_line(line: str) -> str:
-    """A source line for an error message: the password of a URL is replaced by stars of the same width."""
+    """A source line for an error message, with the password of a URL replaced by stars of the same width."""
     return _PASSWORD.sub(lambda found: f"{found[1]}:{'*' * len(found[2])}", line)
 
 
@@ -147,7 +150,7 @@ class _Composer:
             self.broken(error)
 
     def take(self, event: yaml.Event) -> bool:
-        """Handle one event. Returns whether to continue."""
+        """Handles one event. Returns whether to continue."""
         span = self.span(event)
         match event:
             case yaml.DocumentStartEvent():
@@ -175,7 +178,7 @@ class _Composer:
         return True
 
     def check_properties(self, event: yaml.ScalarEvent | yaml.CollectionStartEvent) -> None:
-        """Refuses anchors, which place values out of sight, and tags, which choose types behind the schema."""
+        """Refuses anchors, which put a value elsewhere than where it applies, and tags, which override types."""
         if event.anchor is not None:
             self.fault(self.span(event), "Y008", f"&{event.anchor} is an anchor", "write the value where it is needed")
         if event.tag is not None:

@@ -1,8 +1,8 @@
 """Reads unquoted YAML scalars, and refuses ambiguous ones.
 
 YAML 1.1 and 1.2 read `no`, `010`, `0o10`, `1:30`, `1_000` and `1e3` differently, and authors do not mean `False`, 8 or
-90. Scalars that both read alike are accepted (true, false, null, decimal numbers, plain words); all others must be
-quoted. Dates stay text; callers that need a moment parse them.
+90. Scalars that both versions read alike are accepted (true, false, null, decimal numbers, other text). Ambiguous ones
+must be quoted. Dates are text; callers that need a moment parse it.
 """
 
 import math
@@ -20,7 +20,7 @@ _DECIMAL = re.compile(r"[-+]?(?:0|[1-9][0-9]*)\.[0-9]+(?:[eE][-+][0-9]+)?")
 _LOWEST, _HIGHEST = -(2**63), 2**64 - 1  # the range of 64-bit integers, signed or unsigned
 _MAX_DIGITS = 20
 
-# The spellings that YAML versions read differently, why, and what to write where quoting is not all.
+# The spellings that YAML versions read differently, why, and what to write if quoting is not the only remedy.
 _DOUBTFUL = (
     (r"(?i:y|yes|n|no|on|off)", "{text} means true or false to YAML 1.1 and a text to YAML 1.2", "true or false"),
     (r"[-+]?0[0-9_]+", "{text} is an octal number to YAML 1.1 and a decimal one to YAML 1.2", ""),
@@ -45,7 +45,7 @@ _PATTERNS = tuple((re.compile(pattern), message, instead) for pattern, message, 
 
 
 class DoubtfulScalarError(ValueError):
-    """The unquoted scalar is ambiguous between YAML versions. `hint` says what to write."""
+    """The unquoted scalar is ambiguous, or a number that is too large. `hint` says what to write."""
 
     def __init__(self, message: str, hint: str) -> None:
         super().__init__(message)
@@ -54,7 +54,8 @@ class DoubtfulScalarError(ValueError):
 
 
 def meaning_of(text: str) -> Scalar:
-    """The value of an unquoted scalar. Raises DoubtfulScalarError if YAML versions disagree."""
+    """The value of an unquoted scalar. Raises DoubtfulScalarError if YAML versions disagree, or a number is too
+    large."""
     if text in _WORDS:
         return _WORDS[text]
     if _INTEGER.fullmatch(text):
