@@ -4,7 +4,7 @@
     task of the task API           Task               one replica         tasks that no live process holds
     run of a CLI program           Execution          one replica         runs left by a process that ended
     schedule                       ScheduleStanding   one replica         schedules that no live process holds
-    delivery of a webhook          Delivery           this data folder    deliveries left by the last process
+    delivery of a webhook          Delivery           this data folder    deliveries left by an earlier process
 
 `Worker` is the loop and the jobs in progress. `HeldRecords` is the lease: a process extends its hold on its records
 with each look, and another process may take records whose hold has lapsed.
@@ -162,7 +162,8 @@ async def no_sweep() -> None:
 
 
 def backoff_s(first_s: float, most_s: float, failed: int, spread: tuple[float, float], chance: float) -> float:
-    """Returns the delay after `failed` failed attempts: `first_s`, doubled with each, at most `most_s`, times a factor
-    within `spread` that `chance` (0 to 1) chooses, so that simultaneous failures are not retried simultaneously."""
+    """Returns the delay in seconds after `failed` failed attempts: `first_s`, doubled with each further one, at most
+    `most_s`, times a factor within `spread` that `chance` (0 to 1) chooses, so that simultaneous failures are not
+    retried simultaneously."""
     low, high = spread
     return min(most_s, first_s * 2.0 ** min(failed - 1, 40)) * (low + (high - low) * chance)

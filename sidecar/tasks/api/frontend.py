@@ -1,5 +1,5 @@
-"""The frontend of the task API. A new task is stored before its caller gets an answer. A cancellation is sent to the
-task's agent."""
+"""The frontend of the task API. A new task is stored before its caller gets an answer. A sent task is cancelled at its
+agent, an unsent one here."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
@@ -37,7 +37,7 @@ SLOWEST_LOOK_S: Final = 0.5
 _PRIVATE: Final[Mapping[str, str]] = {"Cache-Control": "no-store"}  # the response belongs to one caller
 
 CheckUrl = Callable[[str, str], Awaitable[None]]
-"""Checks that messages can be sent to an agent, for this chain. Raises Refusal."""
+"""Checks that a callback URL may be called on behalf of this chain, given by its binding. Raises Refusal."""
 
 
 @dataclass(slots=True)
@@ -64,7 +64,7 @@ class TaskFrontend:
                 await request.body()  # the body is read and ignored
             record = await self._own(caller, route.rest)
             intent = gets(record) if verb is GET else cancels(record)
-            asked = TaskRequest(intent.call, intent, record.id, record, here=verb is GET)  # its agent cancels a task
+            asked = TaskRequest(intent.call, intent, record.id, record, here=verb is GET)
         if asked.task_id:
             request.record.request_id = request.record.task_id = asked.task_id
         request.goes_to(asked.call.upstream)
@@ -142,8 +142,8 @@ class TaskFrontend:
         return await _respond(request, about)
 
     async def _cancel(self, charged: Charged, record: Task) -> web.StreamResponse:
-        """Ends an unsent task at once. A task that is being sent must be sent first: only then does it have an id at
-        the agent."""
+        """Ends an unsent task at once, and cancels a sent one at its agent. A task that is being sent must be sent
+        first: only then does it have an id there. Raises Refusal."""
         request, caller, timeout_s = charged.request, charged.caller, charged.timeout_s
         limit_s, pause_s = min(request.now.agent(record.target).timeout_s, timeout_s or float("inf")), LOOK_AGAIN_S
         try:
@@ -200,7 +200,7 @@ class TaskFrontend:
 
 
 def _within(entries: list[A2aTask], most: int) -> list[A2aTask]:
-    """Omits results from entries once they exceed the limit of a response: each task has its own URL."""
+    """Omits results once together they exceed `most` bytes. Each remains at the URL of its task."""
     room = most
     for entry in entries:
         if entry["result"] is None:

@@ -134,7 +134,8 @@ def shown(record: Task, now: Snapshot) -> A2aTask:
 
 
 def message_task(record: Task, page: str | None) -> dict[str, Any]:
-    """Returns the task of a message that waited for approval, in the form of A2A 1.0. People answer below `page`."""
+    """Returns the task of a message that waits or waited for approval, in the form of A2A 1.0. `page` is the prefix of
+    the URLs at which people answer; None if there are none."""
     state, metadata, text = MESSAGE_STATES[record.state], {}, record.error_message
     if record.state is TaskState.WAITING:
         about = {"id": record.approval, "answer_before": moment(record.approve_by)}

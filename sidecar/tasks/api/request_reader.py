@@ -56,7 +56,8 @@ class TaskQuery(NamedTuple):
 
 
 class TaskRequest(NamedTuple):
-    """A new task's `order`, a `query`, or a task's `record`, shown (`here`) or cancelled; policy decides on `call`."""
+    """A new task's `order`, a `query`, or the `record` of a task to show or, unless `here`, to cancel. Policy decides
+    on `call`."""
 
     call: Call
     intent: AgentOperation | None = None

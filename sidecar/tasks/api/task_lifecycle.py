@@ -3,9 +3,9 @@
 A task is sent once; each step is stored before the next begins. Before each request to the agent, policy and the kill
 switch decide again for the whole chain: a caller that loses the permission loses the task, here and at the agent.
 
-    unsent     a person's approval where rules demand one, rules, a slot where budgets have some, audit, then `sending`
+    unsent     a person's approval where rules demand one, rules, a slot where budgets have some, audit; then `sending`
                is stored, then the message is sent
-    sending    found after a crash: the agent may or may not have it. The task failed, and is never sent again
+    sending    found after a crash: the agent may or may not have it. The task fails, and is never sent again
     sent       polled, less and less often, and whenever its stream has an event, until the agent reports its end
     telling    the completion callback is queued
 """
@@ -57,7 +57,7 @@ TELL_AGAIN_S: Final = 5.0
 AGAIN_S: Final = 0.25  # between two attempts at an unavailable store
 CANCEL_S: Final = 10.0  # the maximum wait for an agent when a task is abandoned
 AWAY_S = 300.0  # how long an agent or a store may be unreachable before a task fails
-MAX_RESULT_BYTES = 2**20  # a task with a larger result has failed
+MAX_RESULT_BYTES = 2**20  # a task with a larger result fails
 MAX_MESSAGE_CHARS: Final = 2_000
 UNKNOWN_WHETHER_SENT: Final = "The sidecar stopped while the task was being sent; whether the agent has it is not known"
 _WRONG_REQUEST: Final = frozenset({-32602, -32005, -32600, -32700})
@@ -99,7 +99,8 @@ class TaskServices:
         return self.live.current.settings.tasks
 
     async def push_end(self, record: Task, ended: Task) -> None:
-        """Queues a push for the end of a message that the agent did not accept, if the message requests pushes."""
+        """Queues a push for the end of a message that did not become a task of its agent, if the message requests
+        pushes."""
         if not record.action:
             return
         task, behalf = message_task(ended, None), OnBehalfOf(record.caller, record.target, record.task_type)
@@ -194,7 +195,8 @@ class TaskLifecycle:
             await self._look_again()
 
     def _lacks_slot(self, context: CallContext | None, refusal: Refusal) -> bool:
-        """Whether the message waits for a slot of budgets, the only limit for which a task waits."""
+        """Whether the message lacks a slot of budgets, the only limit for which a task waits, or their store is
+        unavailable."""
         if context is None or context.plan is None or context.charged:
             return False
         return not self.record.action or refusal.reason in (Reason.TOO_MANY_CONCURRENT, Reason.STORE_UNAVAILABLE)

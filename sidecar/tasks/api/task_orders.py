@@ -1,5 +1,5 @@
-"""Creates tasks, including those for schedules and terminals, which have no request but pass all stages. The audit
-comes first."""
+"""Creates tasks, including those of schedules and operators, which have no request but pass all stages. A task begins
+only after its audit record is written."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
@@ -132,7 +132,8 @@ class TaskOrders:
         self, record: Task, lease: Lease, put_down: Callable[[], Awaitable[object]], *, once_more: bool = False
     ) -> bool:
         """Stores a new task, writes its audit record, without which it is not accepted, and begins it. Returns False if
-        its id exists. `once_more`: the caller repeats an order whose answer was lost. Raises Refusal."""
+        its id exists. `once_more`: if the store's answer is lost, the same task will be ordered again, so it may run
+        although this call raises. Raises Refusal."""
         if not await self.runner.add(record, once_more=once_more):
             return False
         lease.forwarded = True

@@ -76,7 +76,7 @@ STEPS: Final[Mapping[TaskStep, frozenset[TaskStep]]] = {
 
 class Task(NamedTuple):
     """One task. Times are seconds since the epoch; "" and None mean not known yet. `caller` is the chain on whose
-    behalf it is sent, `owner` its binding; `target` is an agent's name. `input` is stored until it is sent; it is
+    behalf it is sent, `owner` its binding; `target` is an agent's name. `input` is stored until the task ends; it is
     `sealed` if the task waits for approval. `a2a_task`, `a2a_context` and `a2a_state` are the agent's own values;
     `answers` is the agent's task that requested this one. `refused` is the reason why its agent did not receive or
     accept it. `sender` identifies one attempt to send it. `trace` is the trace context of the request that created it.
@@ -84,7 +84,7 @@ class Task(NamedTuple):
     `approved_at` is when it continued.
 
     A message of A2A that waits for approval is a task too. Its input are the parameters of its operation, and `action`,
-    `version` and `extensions` are those of the message. It has ended once it is sent."""
+    `version` and `extensions` are those of the message. Its record is deleted once it is a task of its agent."""
 
     id: str
     owner: str
@@ -154,15 +154,15 @@ class Task(NamedTuple):
         return moved._replace(completed_at=now_s) if moved.is_over else moved
 
     def waits(self, approval: str, approve_by: float, seal: AesSeal) -> Self:
-        """Returns the task waiting for this approval. Its input is stored so that only holders of the key can read
-        it."""
+        """Returns the task waiting for this approval, with its input sealed, so that only holders of the key can read
+        it, and without its caller's token."""
         sealed = self.sealed or seal.sealed_text(orjson.dumps(self.input), self.id.encode()).decode()
         waiting = self.moved(TaskState.WAITING, self.created_at)
         caller = replace(self.caller, token="")
         return waiting._replace(approval=approval, approve_by=approve_by, caller=caller, input=None, sealed=sealed)
 
     def input_in(self, seal: AesSeal) -> Mapping[str, Any]:
-        """Returns the input. Raises UnreadableRecord."""
+        """Returns the input; empty once the task is over. Raises UnreadableRecord if another key sealed it."""
         if not self.sealed:
             return self.input or {}
         try:
@@ -172,7 +172,7 @@ class Task(NamedTuple):
         return opened
 
     def goes_on(self, now_s: float) -> Self:
-        """Returns the task as it is sent, with its approval if it needed one."""
+        """Returns the task as it is sent: one that waited is pending again, approved at `now_s`."""
         if self.state is not TaskState.WAITING:
             return self
         return self.moved(TaskState.PENDING, now_s)._replace(approved_at=now_s)

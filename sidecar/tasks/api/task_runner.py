@@ -14,8 +14,8 @@ from sidecar.vocabulary import Caller
 
 FILE: Final = "file"  # the holder for records in a file, which no other process takes
 LOOK_EVERY_S: Final = 3.0
-RESERVED_S: Final = 12.0  # more than two progress notifications of a held call
-SHARE: Final = RecordShare()  # of tasks under way; those that wait for approval have room of their own
+RESERVED_S: Final = 12.0  # more than two intervals between the progress notifications of a held call
+SHARE: Final = RecordShare()  # of tasks in progress; those that wait for approval have room of their own
 HELD: Final = RecordShare(SHARE.total + 10_000, SHARE.per_owner + 1_000)
 
 
@@ -34,7 +34,9 @@ class TaskRunner:
         self.worker = Worker("tasks", self._take_up, self.held.sweep, lambda: LOOK_EVERY_S)
 
     async def add(self, record: Task, *, once_more: bool = False) -> bool:
-        """Stores a new task; False if its id exists. Raises Refusal: TOO_MANY_CONCURRENT, STORE_UNAVAILABLE."""
+        """Stores a new task; False if its id exists. If the store does not answer, a task that it may have stored is
+        cancelled later, unless the same task is ordered `once_more`. Raises Refusal: TOO_MANY_CONCURRENT,
+        STORE_UNAVAILABLE."""
         try:
             rules = self.means.rules
             added = await self.held.add(record, RecordBounds(rules.max_per_principal, rules.max))
@@ -47,7 +49,8 @@ class TaskRunner:
         return added is AddedRecord.KEPT
 
     def begin(self, record: Task, caller: Caller) -> None:
-        """Begins a task that this process holds; beyond the bounds it waits for the next look."""
+        """Begins a task that this process holds, unless it is in progress or reserved. Beyond the bounds it waits for a
+        later look."""
         jobs = self.worker.jobs
         if self._reserved.get(record.id, 0.0) > asyncio.get_running_loop().time():
             return
@@ -91,7 +94,7 @@ class TaskRunner:
             self.begin(record, caller)
 
     async def end(self, record: Task, state: TaskState) -> Task | None:
-        """Stores a task's end. Returns None if another process stored an end first. Raises
+        """Stores a task's end. Returns None if the stored task has changed in the meantime. Raises
         Refusal(STORE_UNAVAILABLE)."""
         ended = record.ended(state, self.means.live.clock())._replace(revision=record.revision + 1)
         if not await self.means.store.replace(ended):
@@ -102,7 +105,7 @@ class TaskRunner:
     async def stop(self, grace_s: float) -> None:
         """Begins nothing more, and waits up to `grace_s` for messages being sent; the next start continues the rest."""
         self._closing = True
-        # If that is interrupted, the outcome is never known.
+        # The outcome of a send that is interrupted is never known.
         sending = [task_id for task_id, one in self.worker.jobs.items() if one.record.step is TaskStep.SENDING]
         for task_id in self.worker.tasks.keys() - set(sending):
             self.worker.tasks[task_id].cancel()

@@ -1,8 +1,8 @@
 """Stores messages of A2A that wait for approval as tasks, which the worker carries out when they are approved.
 
-Each is a task of the sidecar, which its caller reads over A2A (`gateway/frontends/a2a/approval_wait.py`). Its record is
-stored until the message is sent, under an owner of its own, so that the task API does not list it. Afterwards the agent
-has the task, and the record of its owner has both ids.
+Each is a task of the sidecar, which its caller reads over A2A (`gateway/frontends/a2a/approval_wait.py`). Its record
+has an owner of its own, so that the task API does not list it. Once the message is a task of its agent, the record is
+deleted, and the record of the task's owner has both ids.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class WaitingMessages:
         self, owning: TaskOwnership, approval: ApprovalRecord, *, trace: str, reserve: bool
     ) -> dict[str, Any]:
         """Stores a message that waits for an approval, and returns its task; the same message has the same task. With
-        `reserve`, the request waits with it and sends it. Raises Refusal."""
+        `reserve`, the worker leaves it to the request, which waits for the approval and sends it. Raises Refusal."""
         means, intent, caller = self.runner.means, owning.intent, owning.caller
         call, now_s = intent.call, means.live.clock()
         about = [caller.binding, call.upstream, intent.params["message"]["messageId"], approval.name]
@@ -76,8 +76,8 @@ class WaitingMessages:
         return None if record is None else self._shown(record)
 
     async def cancel(self, task_id: str, caller: Caller) -> dict[str, Any] | None:
-        """Ends a message that was not sent and withdraws its request for approval. Returns its task; None if it is
-        being sent or was sent. Raises Refusal."""
+        """Ends a message that was not sent and withdraws its request for approval. Returns its task, also if it had
+        already ended; None if it is being sent or was sent. Raises Refusal."""
         while (record := await self._find(task_id)) is not None:
             if record.is_over:
                 return self._shown(record)
@@ -100,16 +100,20 @@ class WaitingMessages:
             self.runner.go_on(record, caller)
 
     async def take_over(self, task_id: str) -> bool:
-        """Marks a message as being sent by its request. Returns False if it is too late."""
+        """Marks a message as being sent by its request. Returns False if it has ended, was sent or is being sent.
+        Raises Refusal."""
         record = await self._find(task_id)
         if record is None or record.step is not TaskStep.UNSENT or record.is_over:
             return False
         self.runner.reserve(task_id, math.inf)
         sending = record.goes_on(self.runner.means.live.clock()).at(TaskStep.SENDING)
-        if await self.runner.means.store.replace(sending._replace(revision=record.revision + 1)):
-            return True
-        self.runner.unreserve(task_id)
-        return False
+        is_taken = False
+        try:
+            is_taken = await self.runner.means.store.replace(sending._replace(revision=record.revision + 1))
+        finally:  # also if the store does not answer: the worker then continues the task, as it is stored
+            if not is_taken:
+                self.runner.unreserve(task_id)
+        return is_taken
 
     async def settle(self, task_id: str, first: Mapping[str, Any]) -> None:
         """Records the agent's first answer to a message that its request sent. Raises Refusal."""

@@ -19,7 +19,7 @@ CHANGED: Final = "the agent was changed"
 Hear = Callable[[WaitLimit | None], None]
 
 Objection = Callable[[Caller, str, str], Reason | None]
-"""Returns why nothing may run for this caller, agent name and skill any more; None if it may. Returns at once."""
+"""Returns why the agent of this name may no longer run this skill for the caller; None if it may. Does not block."""
 
 
 def no_objection(caller: Caller, name: str, skill: str) -> Reason | None:
@@ -83,7 +83,7 @@ class ProgramOrder(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """The process runs. In a continued conversation it ran before."""
+    """The process runs. `resumed`: it already ran, for an earlier turn of its conversation."""
 
     pid: int
     resumed: bool = False
@@ -133,8 +133,8 @@ Event = Started | OutputChunk | OutputArtifact | ProgressNote | AttemptEnd
 
 class ProgramRunner(Protocol):
     def run(self, order: ProgramOrder) -> AsyncGenerator[Event]:
-        """Makes one attempt; `AttemptEnd` is its last event. Once closing the generator returns, no part of the process
-        is left, except a conversation's process that agreed to cancel. Never raises because of a program's
+        """Makes one attempt; `AttemptEnd` is its last event. Once the generator is closed, no part of the process is
+        left, except a conversation's process that can take another turn. Never raises because of a program's
         behaviour."""
 
     async def close(self, why: str = CHANGED) -> None:
@@ -150,7 +150,7 @@ class UnsayableError(Exception):
 
 
 class TurnAnswer(NamedTuple):
-    """The end of a turn; the fields mean what they mean in `attempt.AttemptEnd`."""
+    """The end of a turn. The fields are those of `AttemptEnd`."""
 
     state: str = "TASK_STATE_COMPLETED"
     message: tuple[Mapping[str, Any], ...] = ()
@@ -173,7 +173,7 @@ class Dialogue(Protocol):
         """Whether it has output since its answer that would be mistaken for the next answer."""
 
     def begin(self, order: ProgramOrder) -> bytes:
-        pass
+        """Begins a turn; returns the message to write. Raises UnsayableError; then no turn has begun."""
 
     def cancel(self) -> bytes:
         """Returns the message that asks the program to cancel the turn; b"" if there is none."""
@@ -189,7 +189,8 @@ SPREAD: Final = (0.8, 1.2)
 
 
 def rest_s(agent: CliAgent, ended: AttemptEnd, tries: int, random: Callable[[], float]) -> float | None:
-    """Returns the delay before the next attempt, or None if there is none. `random` gives numbers from 0 to 1."""
+    """Returns the delay in seconds before the next attempt, or None if there is none. `random` returns numbers from 0
+    to 1."""
     may_pass = ended.failure is not None and ended.failure.category is Category.TRANSIENT
     if ended.timed_out or not may_pass or tries >= agent.tries:
         return None

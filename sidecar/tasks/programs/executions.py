@@ -36,7 +36,7 @@ FOLLOW_EVERY_S: Final = 1.0
 OUT_S: Final = 15.0  # how long a subscriber to another replica's run waits for an unavailable store
 MAX_INPUT_CHARS: Final = 16 * 1024
 MAX_TASK_BYTES: Final = 8 * 2**20  # of a task that is continued many times
-SHARE: Final = RecordShare(100_000, 100_000)  # all that have begun; the queues bound them
+SHARE: Final = RecordShare(100_000, 100_000)  # no bound in practice: the queues bound the runs
 STOPPED: Final = "the sidecar stopped"
 UNKEPT: Final = "it was refused, because the store did not answer,"
 
@@ -119,7 +119,8 @@ class Executions:
     # --- runs ---------------------------------------------------------------------------------------------------------
 
     async def begin(self, name: str, prompt: Prompt, caller: Caller, context: str) -> Execution:
-        """Stores a new run. Raises Refusal: TOO_MANY_CONCURRENT, UPSTREAM_UNKNOWN, STORE_UNAVAILABLE, DRAINING."""
+        """Stores a new run and queues it. Raises Refusal: TOO_MANY_CONCURRENT, UPSTREAM_UNKNOWN, STORE_UNAVAILABLE,
+        DRAINING."""
         offer, now_s, run_id = self._offer_of(name), self.clock(), self.new_id()
         task = run_events.begun(run_id, context, prompt.message, now_s)
         times = now_s, now_s + self.keep_s()
@@ -135,8 +136,8 @@ class Executions:
         return await self._enter(offer, record, prompt, keep)
 
     async def goes_on(self, run_id: str, prompt: Prompt, caller: Caller) -> Execution:
-        """Starts a turn of a run that waits. Raises Refusal: see `begin`, and TASK_UNKNOWN, MALFORMED_CALL,
-        TOO_LARGE."""
+        """Queues a further turn of a run that waits for its caller. Raises Refusal: see `begin`, and TASK_UNKNOWN,
+        MALFORMED_CALL if it does not wait, TOO_LARGE."""
         record = await self._kept(run_id)
         if record.owner != caller.binding:
             raise Refusal(Reason.TASK_UNKNOWN)
@@ -300,7 +301,8 @@ class Executions:
     async def _enter(
         self, offer: RunOffer, record: Execution, prompt: Prompt, keep: Callable[[], Awaitable[None]]
     ) -> Execution:
-        """Takes a slot, stores the run, and starts it, in this order, so that a refused run is never stored."""
+        """Takes a place in the queue, stores the run, and starts it, in this order, so that a run for which there is no
+        place is never stored."""
         if self.closing.is_set():
             raise Refusal(Reason.DRAINING)
         place = offer.turns.enter(record.owner)
@@ -370,7 +372,7 @@ class Executions:
         await self.store.sweep(self.clock())
 
     async def _orphaned(self, record: Execution) -> None:
-        """Handles a run that no process holds; a write fails if it has changed since. Raises RecordStoreOut."""
+        """Takes up or ends a run that no process held; a write fails if it has changed since. Raises RecordStoreOut."""
         offer = self._offers.get(record.target)
         if record.id in self.held.refused:
             await self._left_behind(record, UNKEPT)

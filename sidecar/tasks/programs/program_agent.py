@@ -1,7 +1,7 @@
 """Answers A2A operations for a CLI-program agent.
 
-A task is a run, and has its id. A caller that waits for the answer gets the run's events until it ends, or disconnects,
-and the run continues. The owner of a run was checked earlier (`task_ownership.py`), and is checked here again.
+A task is a run, and has its id. A caller that waits for the answer waits until the run ends. If it disconnects, the run
+continues. The owner of a run was checked earlier (`task_ownership.py`), and is checked here again.
 """
 
 import asyncio

@@ -179,9 +179,9 @@ def _moment(epoch_s: float) -> str:
     return text.removesuffix(".000") + "Z"
 
 
-# A run whose process ended: its program ended too, because its warden ends with the sidecar. A run without an attempt
-# waits for its turn at another sidecar; the store records an attempt before it begins. The effects of an attempt are
-# unknown, so a run that had begun has failed and does not run again. An end that was reached remains.
+# Runs whose sidecar has ended. Their programs have ended too, because each warden ends its program with the sidecar. A
+# run without an attempt waits for its turn at another sidecar; the store records an attempt before it begins. The
+# effects of an attempt are unknown, so a run that had begun has failed and does not run again. A stored end remains.
 
 _WHEN: Final = {
     RunState.IDLE: "before it could run",

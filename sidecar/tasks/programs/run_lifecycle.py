@@ -1,8 +1,9 @@
 """Carries one run from its order to its end.
 
     idle        waits for its turn here, and across replicas if it writes; or is cancelled, or waits too long
-    starting    an attempt begins; the store has recorded this before the first one does, and others too
-    running     the program's output goes to subscribers, and once a second to the store
+    starting    an attempt is about to begin; the store records this before the first one, and before a later one
+                unless this process surely holds the run
+    running     the program's output goes to subscribers, and at most once a second to the store
     failed      for good, or until the next attempt
     cleanup     the end is known; the rest of the program is ended
     idle        nothing is left of it, its slot is free and its end is stored; now subscribers get the end
@@ -179,7 +180,8 @@ class RunLifecycle:
         self.give_up(RunState.FAILED, lease.why, Category.SYSTEM)
 
     async def _may_begin(self, attempt: int) -> bool:
-        """Whether an attempt may begin. The store must record the first one, so that no other process takes the run."""
+        """Whether an attempt may begin. The store must record the first one, so that no other process takes the run,
+        and a later one unless this process surely holds the run."""
         if attempt > 1 and self.means.held.is_sure:
             return True
         try:
@@ -191,7 +193,7 @@ class RunLifecycle:
         return not self.saving.is_lost
 
     async def _try(self, attempt: int) -> float | None:
-        """Makes one attempt, until no part of it is left. Returns the delay before the next, or None."""
+        """Makes one attempt, until no part of it is left. Returns the delay in seconds before the next, or None."""
         record, timeout_s = self.record, self.offer.definition.timeout
         self._move(
             RunState.STARTING,
@@ -232,7 +234,7 @@ class RunLifecycle:
         self._tell(after(self.record.task, event, self._now()))
 
     def _ended(self, event: AttemptEnd, attempt: int) -> float | None:
-        """Records the end of an attempt. Returns the delay before the next, or None."""
+        """Records the end of an attempt. Returns the delay in seconds before the next, or None."""
         if self.saving.is_lost:
             return None
         if self._lease is not None and self._lease.is_over and not self.is_ending:
@@ -306,7 +308,7 @@ class RunLifecycle:
         self.give_up(RunState.CANCELLED, "it was cancelled")
 
     def _lost(self, theirs: Execution | None) -> None:
-        """Another process ended the run, and its record replaces this one."""
+        """Stops the run, because another process ended it. Its record replaces this one; None if there is none."""
         log.warning("another process ended a run of this process, which stops it", extra={"run": self.record.id})
         self._said = KeptEnd(MAX_OUTPUT_CHARS)
         if theirs is not None:

@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple, Self
 from sidecar.storage.record_kind import RecordKind, record_codec
 from sidecar.vocabulary import Caller
 
-MAX_TRANSITIONS: Final = 100  # from before a takeover or a further turn
+MAX_TRANSITIONS: Final = 100  # of those before a takeover or a further turn
 
 
 class RunState(StrEnum):
@@ -84,7 +84,7 @@ class Transition(NamedTuple):
 
 
 class Failure(NamedTuple):
-    """Why an attempt failed. `message` is the sidecar's, or the program's last line of errors, safe to show."""
+    """Why an attempt failed. `message` is the sidecar's or the program's, safe to show."""
 
     category: Category
     message: str

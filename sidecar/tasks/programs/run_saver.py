@@ -22,8 +22,8 @@ log = logging.getLogger("sidecar.tasks.programs")
 
 
 class RunSaver:
-    """The writes of one run. `asked` cancels it, `lost` receives the record that replaced it. If `doubted`, others may
-    have it."""
+    """The writes of one run. `asked` cancels it; `lost` receives the record that replaced it, or None if there is none.
+    If `doubted`, another process may have taken it."""
 
     def __init__(
         self,

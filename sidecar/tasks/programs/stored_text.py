@@ -25,7 +25,7 @@ _USERINFO: Final = re.compile(r"://[^\s/@:\"']{0,256}:((?!\[redacted\]@)[^\s/@\"
 
 
 def find_pairs(text: str, start: int, stop: int, spans: list[Span]) -> int:
-    """Finds values that follow the name of a secret, and passwords in URLs."""
+    """Finds values that follow the name of a secret, and passwords in URLs; a `Finder`."""
     looked = stop
     for pattern in (_PAIR, _USERINFO):
         for found in pattern.finditer(text, start):

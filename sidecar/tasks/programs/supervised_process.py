@@ -133,7 +133,8 @@ class SupervisedProcess:
         return said
 
     async def end(self, *, patience_s: float = 0.0, grace_s: float = GRACE_S) -> Exit:
-        """Gives it `patience_s` to end, asks it to, kills it with all descendants; also if this is cancelled."""
+        """Gives it `patience_s` to end, asks it to end, and after `grace_s` kills it with all descendants; also if this
+        call is cancelled."""
         return await to_its_end(self._end(patience_s, grace_s))
 
     async def _end(self, patience_s: float, grace_s: float) -> Exit:
@@ -207,7 +208,7 @@ class SupervisedProcess:
             await asyncio.wait({self._exited}, timeout=MEASURED_EVERY_S)
 
     def _look(self) -> None:
-        """Samples the program and its ended children; the peak is its current memory here."""
+        """Samples the program and its ended children. In a sample, `peak_memory_bytes` is the memory in use now."""
         if self.exit is not None:
             return
         import psutil  # not before a program runs
@@ -231,8 +232,8 @@ T = TypeVar("T")
 
 
 async def to_its_end(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Returns the coroutine's result. If cancelled, raises CancelledError once it is done, because a slot must not be
-    freed earlier."""
+    """Returns the coroutine's result. If this call is cancelled, it raises CancelledError once the coroutine is done,
+    because a slot must not be freed earlier."""
     ending = asyncio.ensure_future(coroutine)
     cancelled: asyncio.CancelledError | None = None
     while not ending.done():

@@ -1,7 +1,7 @@
 """Creates and removes the working folders of runs whose prompt or answer is a file.
 
 Each is 0700, its files 0600, and locked while in use: an unlocked folder was left by a killed sidecar, and the next
-start removes it. This may include a folder that was just created and is not locked yet; its creator then makes another.
+sweep removes it. This may include a folder that was just created and is not locked yet; its creator then makes another.
 """
 
 import fcntl

@@ -42,7 +42,8 @@ class WriteLeases:
     clock_mono: Callable[[], float] = time.monotonic
 
     async def greet(self) -> None:
-        """Asks once before anything runs, because a store without data first answers that the process must wait."""
+        """Asks once before anything runs: a store without data gives no lease until `lease_s` after the first request.
+        Raises ConnectionError."""
         await self._ask("greet")
 
     def of(self, agent: str, execution_id: str) -> WriteLease:

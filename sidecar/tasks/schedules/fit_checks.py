@@ -26,7 +26,8 @@ def refused_input(schedule: ScheduleSettings, programs: Mapping[str, CliAgent]) 
 
 
 def refused_run(key: str, schedule: ScheduleSettings, engine: Engine, at_s: float) -> Reason | None:
-    """Returns why policy would refuse the run at that time; None if it would not, or the schedule is disabled."""
+    """Returns why policy would refuse the run at that time; None if it would not, the schedule is disabled, or its
+    input is not a valid message."""
     if not schedule.enabled:
         return None
     try:
@@ -46,8 +47,8 @@ def check_fits(
     engine: Engine,
     now_s: float,
 ) -> None:
-    """Checks an operator's schedule like those in sidecar.yaml, and checks that a rule allows its next run. Raises
-    Refusal."""
+    """Checks an operator's schedule like those in sidecar.yaml, and, unless policy is in shadow mode, that a rule
+    allows its next run. Raises Refusal."""
     agents = {name for name, _, _ in settings.offers()}
     faults = schedule_faults({**others, key: schedule}, agents, (*settings.upstreams, *settings.agents))
     if found := next((fault for fault in faults if fault.at[:2] == ("schedules", key)), None):

@@ -1,11 +1,11 @@
 """The stored state of a schedule, its state table, and the due times to make up for.
 
-Each method returns the schedule after the change, or the same one if there is nothing to change, because another
-process repeats the step if the holder died in the middle of it.
+Each change returns the schedule after it, or the same one if there is nothing to change: if the holder dies in the
+middle of a step, another process repeats it.
 
 Of all due times since the last settled one, only the latest is made up for, if it is not too long ago. If the clock is
-set back, no due time is run twice. If it is set back by more than three hours, the earlier time is considered wrong, as
-in cron.
+set back, no due time is run twice. If it is set back by more than three hours, the time before that is considered
+wrong, as in cron.
 """
 
 from __future__ import annotations
@@ -77,9 +77,10 @@ class Added(NamedTuple):
 
 class ScheduleStanding(NamedTuple):
     """The state of a schedule. Times are seconds since the epoch; "" and None mean not known yet. `calendar` is the
-    cron schedule seen last. Up to `settled_s` every due time is run, refused or missed, for good. `salt` makes the ids
-    of its tasks unique. `running` are the tasks in progress, `last_due_s` is the last settled due time, `last_result`
-    the latest result with its reason. `added` defines a schedule that is not in the settings."""
+    cron schedule seen last. Every due time up to `settled_s` is run, refused, missed or skipped, for good. `salt` makes
+    the ids of its tasks unique. `running` are the tasks in progress, `last_due_s` is the last settled due time,
+    `last_result` and `last_why` are the latest result and its reason. `added` defines a schedule that is not in the
+    settings."""
 
     id: str
     created_at: float

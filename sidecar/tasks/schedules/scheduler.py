@@ -1,5 +1,5 @@
-"""Orders runs when they are due, under an id that is unique to the due time, and then records it, so that a crash loses
-none."""
+"""Orders runs when they are due, under an id that is unique to the due time, and records each after its order, so that
+a crash loses none."""
 
 import asyncio
 import logging
@@ -154,7 +154,7 @@ class _Rest(NamedTuple):
 
 @dataclass(slots=True)
 class Scheduler:
-    """Runs a deployment's schedules, those that this process holds as `holder`."""
+    """Runs the schedules that this process holds as `holder`."""
 
     live: Live
     store: RecordStore[ScheduleStanding]
@@ -260,7 +260,7 @@ class Scheduler:
             self.holds.discard(schedule_id)
 
     async def _part_with(self, schedule_id: str) -> None:
-        """Deletes a schedule that this process's settings have not named for long. Another replica's may name it."""
+        """Deletes a schedule that no replica's settings have named for `KEPT_S`."""
         standing = self._known.get(schedule_id)
         if standing is not None and self._now_s >= standing.expires_at:
             gone = standing.removed()
@@ -423,8 +423,8 @@ class Scheduler:
             return ShownSchedule(key, one.schedule, standing, None, added=one.added)
 
     async def run_now(self, key: str, by: str) -> Task:
-        """Orders a run now; due times do not change. Raises Refusal: TOO_MANY_CONCURRENT if the previous run has not
-        ended."""
+        """Orders a run now; due times do not change. Raises Refusal: ROUTE_UNKNOWN if there is no such schedule or it
+        is disabled, TOO_MANY_CONCURRENT if no more runs may be in progress at once."""
         with _answered():
             one = await self._of(key)
             if not one.schedule.enabled:
@@ -492,7 +492,8 @@ class Scheduler:
         )
 
     async def _change(self, one: NamedSchedule, verb: Verb) -> tuple[ScheduleStanding, bool]:
-        """Applies a change. Returns the schedule after it, and whether this process made it. Raises RecordStoreOut."""
+        """Applies a change. Returns the schedule after it, and whether this process made it. Raises RecordStoreOut, and
+        _Changed for an added schedule that was removed or added again."""
         for _ in range(MOST_CONFLICTS):
             was = await self.store.get(one.id)
             if one.added is not None and (was is None or was.added != one.added):
@@ -590,7 +591,7 @@ class Scheduler:
 
 
 def _end_of(record: Task | None) -> tuple[DueResult, str]:
-    """Returns the result of a finished task, and the reason in its agent's words, without secrets."""
+    """Returns the result of a finished task, and the reason, which may be its agent's text, without secrets."""
     if record is None:
         return DueResult.FAILURE, FORGOTTEN
     if record.refused in UNAPPROVED:

@@ -41,7 +41,7 @@ class DeliveryOrder:
     _of_owner: Counter[str] = field(default_factory=Counter)
     _of_receiver: Counter[str] = field(default_factory=Counter)
     _lanes: set[Lane] = field(default_factory=set)
-    _next_at: dict[str, float] = field(default_factory=dict)  # when a receiver's allowance is used up to
+    _next_at: dict[str, float] = field(default_factory=dict)  # the time up to which a receiver's rate is used
     _wake_at: float | None = None
 
     def __len__(self) -> int:
@@ -71,7 +71,7 @@ class DeliveryOrder:
         return None
 
     def wake_at(self) -> float | None:
-        """Returns when to call `take` again if nothing else happens; None means never."""
+        """Returns the time at which to call `take` again if nothing else happens; None means never."""
         times = [at for at in (self._wake_at, self._later[0][0] if self._later else None) if at is not None]
         return min(times, default=None)
 

@@ -1,4 +1,5 @@
-"""Sends webhooks at least once, stored before and deleted at their end: a kind of job of the worker."""
+"""Sends webhooks at least once: each is stored before its first attempt and deleted at its end. Deliveries are a kind
+of job of the worker."""
 
 import asyncio
 import logging
@@ -105,7 +106,8 @@ class Outbox:
         return callback.id
 
     async def drop(self, kind: Kind, ref: str) -> None:
-        """Drops all deliveries with this ref, except for an attempt in progress. Raises Refusal(STORE_UNAVAILABLE)."""
+        """Drops all deliveries with this ref. An attempt in progress is not interrupted, but not repeated. Raises
+        Refusal(STORE_UNAVAILABLE); they are dropped nevertheless."""
         dropped = [waiting.id for waiting in self._order.about(kind, ref)]
         for id_ in dropped:
             self._order.move(id_, Happening.DROPPED)
@@ -173,7 +175,7 @@ class Outbox:
             await self._settle(waiting, happening, why, rest_s, self.clock() - started_s)
 
     async def _sent(self, waiting: PendingDelivery) -> tuple[Happening, str, float | None]:
-        """Sends it; returns the event, the reason, and the delay that the receiver requests."""
+        """Sends it; returns the event, the reason, and the delay in seconds that the receiver requests, or None."""
         now_s = self.clock()
         failed = Happening.EXHAUSTED if waiting.attempts + 1 >= MAX_ATTEMPTS else Happening.FAILED
         if now_s - waiting.created_at > MAX_AGE_S:
