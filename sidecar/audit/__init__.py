@@ -1,6 +1,6 @@
 """Writes the audit log: decisions and outcomes in a verifiable hash chain.
 
-record                the fields of a record, each bounded
+record                the fields of a record, each bounded; clear selects arguments that are recorded in clear
 record_ids            ids and timestamps
 digest                keyed digests of arguments and facts; the audit key
 chain                 the seal of a line; the anchor next to the file
@@ -16,7 +16,8 @@ carrier               sinks that cannot remove lines: stdout_carrier (a pipe), r
 gather                sorts lines collected elsewhere into files
 sinks                 opens the sinks of the settings
 recorder              the records of one request while it runs; control records
-verify                reads the log back and states what it proves: line_walk, verification_report
+verify                reads the log back and states what it proves: line_walk, verification_report; verify_process does
+                      so in a process of its own
 tail                  reads the log as it grows
 search                finds records newest first, by a record_filter, in log_blocks of several logs
 rendering             formats a record for people

@@ -44,10 +44,10 @@ class Carrier(Protocol):
     """Delivers lines. One thread calls `carry`; another may call `give_up`."""
 
     def carry(self, append: AppendLines) -> None:
-        """Delivers all lines or none. Raises OSError."""
+        """Delivers all lines. Raises OSError if none of them is delivered, UnsureError if that is unknown."""
 
     def give_up(self) -> None:
-        """Stops waiting for the receiver."""
+        """Stops waiting for the receiver, if possible."""
 
     def close(self) -> None:
         """Releases the receiver."""
@@ -65,7 +65,7 @@ class ChainedCarrier:
         self._seen_mono_s = 0.0
 
     def recent(self) -> RecentLines:
-        """The newest delivered lines, stored from the first request on."""
+        """The newest delivered lines, stored from the first call of this method on."""
         self._seen_mono_s = monotonic()
         if self._recent is None:
             self._recent = RecentLines()
@@ -83,9 +83,7 @@ class ChainedCarrier:
             else:
                 self.end = after
             raise
-        self.end = after
-        if self._recent is not None:
-            self._keep(self._recent, append.lines)
+        self._delivered(append)
         return len(append.lines)
 
     def quick_append(self, count: int) -> None:
@@ -99,11 +97,13 @@ class ChainedCarrier:
         except OSError as error:
             # The caller's records were certainly not written, because their append did not start.
             raise OSError(errno.EBUSY, "what came before is not there yet") from error
-        self.end, self._begun = self._begun.after, None
+        self._delivered(self._begun)
+        self._begun = None
 
-    def _keep(self, recent: RecentLines, lines: Sequence[bytes]) -> None:
-        if monotonic() - self._seen_mono_s < UNSEEN_S:
-            recent.add(lines)
+    def _delivered(self, append: AppendLines) -> None:
+        self.end = append.after
+        if self._recent is not None and monotonic() - self._seen_mono_s < UNSEEN_S:
+            self._recent.add(append.lines)
         else:
             self._recent = None
 

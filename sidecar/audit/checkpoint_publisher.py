@@ -32,7 +32,8 @@ class CheckpointPublisher:
         self._failing: set[str] = set()
 
     async def tell(self, newest: Checkpoint | None, *, but: Collection[str] = ()) -> None:
-        """Publishes to every system except those in `but`, concurrently, within DEADLINE_S."""
+        """Publishes to every system that has not received it, except those in `but`, concurrently, within DEADLINE_S.
+        Logs failures; the next call tries again."""
         if newest is not None:
             late = [name for name in self._places if name not in but and self._told.get(name) != newest]
             await asyncio.gather(*(self._tell(name, newest) for name in late))
@@ -51,7 +52,8 @@ class CheckpointPublisher:
 
 
 def to_descriptor(descriptor: int) -> Place:
-    """Publishes one line per checkpoint to standard output. If the output is not read, only one thread blocks."""
+    """Publishes one line per checkpoint to a descriptor of standard output. If the output is not read, only one thread
+    blocks."""
     writing: asyncio.Future[int] | None = None
 
     async def place(checkpoint: Checkpoint) -> None:
@@ -79,7 +81,8 @@ def to_store(run: Run) -> Place:
 
 
 async def told_to_store(run: Run, kid: str) -> Sequence[Checkpoint]:
-    """The checkpoints last published to the store under a key, unverified. Raises OSError."""
+    """The newest `READ_BACK` checkpoints that are published in the store under the key id `kid`, unverified. Raises
+    OSError."""
     lines = await run(script_text("checkpoint_read"), KEY + kid, [str(READ_BACK)])
     listed = lines if isinstance(lines, list) else []
     return [found for line in listed if isinstance(line, bytes) for found in published_in(line[:MAX_LINE_BYTES])]

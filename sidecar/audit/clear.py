@@ -35,7 +35,7 @@ class Clear:
 
 
 def _entry(value: Any, pointer: Pointer) -> dict[str, Any]:
-    """The entry for a pointer. `absent` is the pointer's prefix up to the first missing name."""
+    """The entry for a pointer. `absent` is the number of the pointer's names up to the first missing one, inclusive."""
     for depth, name in enumerate(pointer):
         if not isinstance(value, Mapping):
             return {LEFT_OUT: "no-object"}

@@ -108,7 +108,8 @@ class AuditFile:
             raise _unusable(path, f"cannot be written: {error.strerror}", code="A111") from None
 
     def append(self, records: Sequence[Unsealed]) -> int:
-        """Appends records (see `RecordSink.append`). Raises OSError; the file is then unchanged."""
+        """Appends records (see `RecordSink.append`). Raises OSError; the file is then unchanged, or the next append
+        restores it first."""
         if self._torn:
             self._take_back()
         size, now_s = os.lseek(self._file, 0, os.SEEK_END), monotonic()
@@ -296,7 +297,8 @@ def _follows(lines: bytes, end: ChainEnd) -> bool:
 
 @contextmanager
 def _locked(path: Path, flags: int = 0) -> Iterator[int]:
-    """Holds a locked descriptor for the duration of the block; a duplicate holds the lock. Raises SettingsError."""
+    """Holds a locked descriptor for the duration of the block; a duplicate of it holds the lock after that. Raises
+    SettingsError, OSError."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | flags, 0o600)
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):

@@ -103,9 +103,15 @@ class RecentLines:
             self._lines.extend(lines)
             self.count += len(lines)
 
-    def newest(self, most: int) -> Sequence[bytes]:
+    def newest(self) -> Sequence[bytes]:
         with self._lock:
-            return list(islice(self._lines, max(0, len(self._lines) - most), None))
+            return list(self._lines)
+
+    def after(self, count: int) -> tuple[Sequence[bytes], int]:
+        """The stored lines after the first `count` of all, and the total number of lines."""
+        with self._lock:
+            new = self.count - count
+            return list(islice(self._lines, max(0, len(self._lines) - new), None)), self.count
 
     def before(self, reached: Reached | None = None) -> Iterator[LogBlock]:
         yield from self._blocks(lambda head: reached is None or not reached(head))
@@ -117,21 +123,20 @@ class RecentLines:
         return RecentTail(self)
 
     def _blocks(self, wanted: Reached) -> Iterator[LogBlock]:
-        lines = [line for line in self.newest(RECENT_LINES) if (head := head_of(line)) is not None and wanted(head)]
+        lines = [line for line in self.newest() if (head := head_of(line)) is not None and wanted(head)]
         if (block := _block(b"".join(lines))) is not None:
             yield block
 
 
 class RecentTail:
-    """Follows the stored lines of a log without a file."""
+    """Follows the stored lines of a log without a file. Skipped lines, which are stored no more, are not counted."""
 
     def __init__(self, recent: RecentLines) -> None:
         self._recent, self._count = recent, recent.count
 
     def read(self, max_bytes: int) -> tuple[bytes, int]:
-        new = self._recent.count - self._count
-        self._count += new
-        return b"".join(self._recent.newest(new)), 0
+        lines, self._count = self._recent.after(self._count)
+        return b"".join(lines), 0
 
     def close(self) -> None:
         pass

@@ -214,8 +214,8 @@ class Describer:
         return self.who.get(id(caller)) or _keep(self.who, id(caller), _who(self._key, caller))
 
     def call(self, key: tuple[tuple[str, ...], str, int], decision: Decision | None) -> KnownCall:
-        """Returns the common part of all calls with the key's words, the parameters of `about`, under decisions that
-        differ in `facts` only."""
+        """Returns the common part of the records of all calls with the key's words, which are the parameters of
+        `about`, under decisions that differ in `facts` only."""
         words, enforcement, _ = key
         fields, record, object_ = about(*words), self.blank.copy(), "".join(words[4:5])
         record[PROTOCOL], record[CALL] = segment(PROTOCOL, fields), segment(CALL, fields)
@@ -225,7 +225,7 @@ class Describer:
 
 
 def describe(record: Record, decision: Decision | None, enforcement: str, excused: tuple[str, ...] = ()) -> None:
-    """Returns the policy decision without its facts, and the refusals that shadow mode ignored."""
+    """Sets the segments of the policy decision, without its facts, and of the refusals that shadow mode ignored."""
     fields: dict[str, Any] = {"would_deny": excused, "enforcement": enforcement}
     if decision is not None:
         would_deny = decision.would_deny
@@ -244,8 +244,8 @@ def describe(record: Record, decision: Decision | None, enforcement: str, excuse
 
 
 def ground(links: str, facts: tuple[Fact, ...], digests: Digests) -> str:
-    """Returns the segment of `links` with facts, which were none. Their inputs are keyed digests, which can be compared
-    but not read."""
+    """Returns the segment `links`, which has no facts, with these facts. Their inputs are keyed digests, which can be
+    compared but not read."""
     told, known = [], digests.known_facts
     for condition, outcome, link, inputs in facts[:ENTRIES]:
         hashes, inputs = [], inputs if len(inputs) <= INPUTS else dict(islice(inputs.items(), INPUTS))

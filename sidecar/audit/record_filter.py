@@ -71,29 +71,31 @@ class RecordFilter:
 
 
 def moment_from(text: str) -> str:
-    """A time, or a span back from now such as `15m`, in the records' format. Raises ValueError."""
-    span_s = _span_s(text)
+    """A time, in UTC unless it has a zone, or a span back from now such as `15m`, in the records' format. Raises
+    ValueError."""
+    back_s = seconds_in(text)
     try:
-        moment = datetime.fromisoformat(text) if span_s is None else datetime.now(UTC) - timedelta(seconds=span_s)
+        moment = datetime.fromisoformat(text) if back_s is None else datetime.now(UTC) - timedelta(seconds=back_s)
+        return _in_utc(moment if moment.tzinfo else moment.replace(tzinfo=UTC))
     except OverflowError as error:
         raise ValueError(str(error)) from None
-    return _in_utc(moment if moment.tzinfo else moment.replace(tzinfo=UTC))
+
+
+def seconds_in(text: str) -> float | None:
+    """A duration such as `15m`, in seconds; None for any other text."""
+    try:
+        return float(str(seconds_from(text)))
+    except ValueError:
+        return None
 
 
 def earlier(moment: str, span_s: float) -> str:
-    """Returns an earlier time in the records' format; a later one for a negative span."""
+    """Returns the time `span_s` seconds earlier in the records' format; a later one for a negative span."""
     return _in_utc(datetime.fromisoformat(moment) - timedelta(seconds=span_s))
 
 
 def _in_utc(moment: datetime) -> str:
     return moment.astimezone(UTC).isoformat(timespec="microseconds").removesuffix("+00:00") + "Z"
-
-
-def _span_s(text: str) -> float | None:
-    try:
-        return float(str(seconds_from(text)))
-    except ValueError:
-        return None
 
 
 def _matches(pattern: str, names: object) -> bool:

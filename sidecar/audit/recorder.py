@@ -95,8 +95,8 @@ class Audit:
             raise UnwrittenRecord(error)
 
     def write(self, event: Event, record: Record) -> WriteJob | None:
-        """Gives a record its id and time, and writes it. Returns None if it is written, or the job, whose result is
-        None or an error. Raises Refusal(AUDIT_UNAVAILABLE)."""
+        """Gives a record its id and time, and writes it. Returns None if it is written or, with `best_effort`, queued;
+        otherwise the job, whose result is None or an error. Raises Refusal(AUDIT_UNAVAILABLE)."""
         now_s = self.clock.time()
         whole_s = int(now_s)  # see `timestamp`
         record[shape.STAMP] = self._stamp % (self.new_id(), date_of(whole_s), (now_s - whole_s) * 1e6)

@@ -55,7 +55,7 @@ class RedisCarrier:
     ) -> None:
         self._connect, self._key, self._older = connect, key, older
         self._keys = (stream, f"{stream}:head" if "{" in stream else f"{{{stream}}}:head")
-        self._anew = False  # the stored end is another writer's: the next append is unconditional
+        self._anew = False  # the stored end is not that of this chain: the next append is unconditional
         self._most = "" if max_length is None else str(max_length)
         self._over = over or threading.Event()
         self._connection: Any = None  # redis-py does not type its connections

@@ -1,6 +1,6 @@
 """Formats audit records for people.
 
-There are two lines: the event, and its reasons.
+Each takes two lines: the event, and its reasons.
 
     12:00:01.123  done     user:alice → nhi:planner → tool:github/search  tools/call  200  3.2 ms
                   alice-lends, planner-reads-github · args 4f1c09aa36f5524e · 01a21f23-3731-7456-882c-185fa4676463 · #42

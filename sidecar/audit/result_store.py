@@ -92,7 +92,7 @@ def evidence_line(record: Mapping[str, Any]) -> bytes:
 
 
 class ResultFile:
-    """The result file of one sidecar, opened at the first line. Not thread-safe: one event loop appends."""
+    """The result file of one sidecar, opened at the first line. Not thread-safe: one thread at a time uses it."""
 
     def __init__(self, path: Path | None, *, to_disk: bool = False) -> None:
         self._path, self._to_disk = path, to_disk

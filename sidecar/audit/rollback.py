@@ -23,7 +23,8 @@ ROLLED_BACK: Final = "rolled-back"
 
 
 class PublishedEnd(NamedTuple):
-    """The newest published checkpoint under the sidecar's key. Forged ones that claim to be newer are skipped."""
+    """The newest published checkpoint under the sidecar's key, and the number of those that claim to be newer and are
+    not signed by it."""
 
     newest: Checkpoint | None = None
     passed_over: int = 0
@@ -60,7 +61,7 @@ def hash_in(path: Path) -> Callable[[int], str | None]:
 
 
 def _found(path: Path, seq: int) -> str | None:
-    """Searches for a record by binary search, because sequences increase along a file."""
+    """The hash of a record; None if it is not in the file. A binary search, because sequences increase along a file."""
     with path.open("rb") as file:
 
         def after(offset: int) -> SealedRecord | None:

@@ -31,7 +31,7 @@ log = logging.getLogger("sidecar.audit")
 
 
 class Stamp(Protocol):
-    """Completes records with id, time, instance and key. Not thread-safe."""
+    """Makes control records with id, time, instance and key id. Not thread-safe."""
 
     def control(self, what: str, by: str, facts: Mapping[str, object]) -> Unsealed:
         """A record of an action of an operator or of the sidecar."""

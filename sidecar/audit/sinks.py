@@ -1,11 +1,9 @@
 """Opens the audit sink in the settings.
 
-    file      file_sink.py                   read back at start: the chain continues
-    redis     carrier.py, redis_carrier.py   likewise
-    stdout    carrier.py, stdout_carrier.py  cannot be read back: the chain starts with the process
-    otlp      carrier.py, otlp_carrier.py    likewise
-
-`also` is a copy of the file, to one of the others (copies.py).
+file      file_sink.py                   read back at start: the chain continues
+redis     carrier.py, redis_carrier.py   likewise
+stdout    carrier.py, stdout_carrier.py  cannot be read back: the chain starts with the process
+otlp      carrier.py, otlp_carrier.py    likewise
 """
 
 from __future__ import annotations

@@ -29,6 +29,7 @@ class StdoutCarrier:
 
     @classmethod
     def take(cls) -> StdoutCarrier:
+        """Takes standard output. Raises SettingsError if it is closed."""
         try:
             if sys.stdout is None:  # closed at start: the descriptor number may belong to another file
                 raise OSError(errno.EBADF, os.strerror(errno.EBADF))

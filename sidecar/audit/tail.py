@@ -77,8 +77,8 @@ class NewestLines:
             self._offset = self._file.seek(0, os.SEEK_END)
 
     def read(self, max_bytes: int) -> tuple[bytes, int]:
-        """Returns the newest whole lines since the last time, and the number of skipped bytes before them. The rest of
-        a file that was rotated in the meantime comes first. Raises OSError."""
+        """Returns the newest whole lines since the last time, up to `max_bytes` of a file, and the number of skipped
+        bytes before them. The rest of a file that was rotated in the meantime comes first. Raises OSError."""
         lines, passed_bytes = self._read(max_bytes)
         if self._file is None or not _is_still(self._path, self._file):
             if self._file is not None:

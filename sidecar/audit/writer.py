@@ -185,6 +185,7 @@ class RecordWriter:
         return job
 
     async def close(self) -> None:
+        """Writes queued records, for up to `CLOSE_S`, and closes the sink. Later records fail."""
         if self._thread is not None and not self._closed and self.depth:
             self._idle = asyncio.get_running_loop().create_future()
             await asyncio.wait([self._idle], timeout=CLOSE_S)

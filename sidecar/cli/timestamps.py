@@ -2,15 +2,7 @@
 
 import click
 
-from sidecar.audit.record_filter import moment_from
-from sidecar.settings.field_types import seconds_from
-
-
-def _span_s(text: str) -> float | None:
-    try:
-        return float(str(seconds_from(text)))
-    except ValueError:
-        return None
+from sidecar.audit.record_filter import moment_from, seconds_in
 
 
 class Moment(click.ParamType[str]):
@@ -26,12 +18,14 @@ class Moment(click.ParamType[str]):
 
 
 class Duration(click.ParamType[float]):
+    """A duration in seconds, greater than 0."""
+
     name = "duration"
 
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
         if isinstance(value, float):
             return value
-        return _span_s(str(value)) or self.fail("write 30s, 15m, 1h or 90d", param, ctx)
+        return seconds_in(str(value)) or self.fail("write 30s, 15m, 1h or 90d", param, ctx)
 
 
 class Instant(click.ParamType[float]):

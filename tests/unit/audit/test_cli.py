@@ -111,7 +111,10 @@ def test_show_has_the_seeds_names_too(path: Path) -> None:
     assert run("show", path, "--seed", "--evidence").exit_code == 2
 
 
-@pytest.mark.parametrize("options", [("--since", "yesterday"), ("--reason", "because"), ("--event", "party")])
+@pytest.mark.parametrize(
+    "options",
+    [("--since", "yesterday"), ("--since", "0001-01-01T00:00:00+01:00"), ("--reason", "because"), ("--event", "party")],
+)
 def test_show_refuses_what_it_does_not_understand(path: Path, options: tuple[str, ...]) -> None:
     assert run("show", path, *options).exit_code == run("show").exit_code == run("verify", path / "none").exit_code == 2
 

@@ -1,8 +1,10 @@
 """Are records found newest first, page by page and in time, wherever in the logs they are?"""
 
+import sys
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -183,4 +185,20 @@ def test_what_is_kept_of_a_log_without_a_file_is_searched_alike(tmp_path: Path) 
         in_file = search({0: LogFiles(path)}, wanted, limit=3, within_s=30.0, before=before)
         assert search({0: recent}, wanted, limit=3, within_s=30.0, before=before).found == in_file.found
     assert record_at({0: recent}, 0, 7) == record_at({0: LogFiles(path)}, 0, 7)
-    assert (recent.count, len(recent.newest(3))) == (10, 3)
+    assert (recent.count, len(recent.newest())) == (10, 10)
+
+
+def test_a_viewer_of_a_log_without_a_file_misses_and_repeats_no_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    interval_s = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for _ in range(5):
+            recent, seen = RecentLines(), b""
+            tail, lines = recent.tail(), [b"%d\n" % number for number in range(1_500)]
+            writing = Thread(target=lambda recent=recent, lines=lines: [recent.add([line]) for line in lines])
+            writing.start()
+            while writing.is_alive():
+                seen += tail.read(1)[0]
+            assert seen + tail.read(1)[0] == b"".join(lines)
+    finally:
+        sys.setswitchinterval(interval_s)

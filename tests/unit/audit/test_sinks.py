@@ -22,7 +22,7 @@ import pytest
 from redis.connection import Connection as TcpConnection, UnixDomainSocketConnection
 from redis.exceptions import RedisError
 
-from sidecar.audit.carrier import AppendLines, ChainedCarrier
+from sidecar.audit.carrier import AppendLines, ChainedCarrier, UnsureError
 from sidecar.audit.chain import BEGINNING, GENESIS, HEAD_SUFFIX, MAX_LINE_BYTES, ChainEnd, parse_head, unseal
 from sidecar.audit.file_sink import AuditFile, FoundEnd
 from sidecar.audit.gather import gather
@@ -387,6 +387,33 @@ async def test_the_streams_of_workers_are_gathered_into_a_folder_each(emptied: V
     result = run("verify", folder)
     assert result.exit_code == 0 and result.output.count("the evidence holds") == 2, result.output
     assert [f"{count} records in" in result.output for count in (2, 4)] == [True, True]
+
+
+class Unsure:
+    """A receiver whose first answer is lost."""
+
+    lost = False
+
+    def carry(self, append: AppendLines) -> None:
+        if not self.lost:
+            self.lost = True
+            raise UnsureError("timeout", again=True)
+
+    def give_up(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+def test_a_viewer_sees_lines_that_are_delivered_again() -> None:
+    sink = ChainedCarrier(Unsure(), BEGINNING)
+    recent = sink.recent()
+    with pytest.raises(UnsureError):
+        sink.append([CONTROL])
+    assert not recent.newest()
+    sink.append([CONTROL])
+    assert [orjson.loads(line)["seq"] for line in recent.newest()] == [1, 2]
 
 
 async def test_a_command_that_arrives_twice_or_late_does_nothing(emptied: Valkey) -> None:
