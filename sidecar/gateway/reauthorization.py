@@ -89,7 +89,7 @@ class Reauthorization:
         if exchange.judged_by is now and exchange.until is not None and now_s >= exchange.until:
             return Reason.EXPIRED  # otherwise the rules would only report a missing grant
         if exchange.endless and exchange.judged_by is not now:
-            exchange.judged_by = exchange.request.now = self.live.current  # a long stream holds no old snapshot
+            exchange.judged_by = exchange.request.now = now  # a long stream holds no old snapshot
         decision = now.decide(chain, call, now_s)
         exchange.until = end_of(exchange.caller, decision, now)
         if decision.allowed or now.shadows(now_s):

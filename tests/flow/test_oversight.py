@@ -163,3 +163,25 @@ async def test_a_stream_ends_with_the_credential_that_opened_it(what: str, tmp_p
             reason = "insufficient-scope" if what == "another scope" else "bad-credential"
             assert await ear.block() == f": closed, {reason}\n\n".encode()
         assert running.ends()[-1]["reason"] == reason
+
+
+async def test_a_credential_that_a_reload_removes_during_a_pass_ends_every_stream_in_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sidecar.gateway.forwarder, "LOOK_EVERY_S", 3600.0)  # the test looks itself
+    async with gateway(tmp_path, upstream=listening()) as running:
+        oversight = running.app.pipeline.forwarder.oversight
+        async with stream(await opened(running)) as one, stream(await opened(running)) as other:
+            await until(lambda: emitter(running).count == 2)
+            rules, keys = tmp_path / "policies" / "agent_to_tool.csv", tmp_path / "keys.yaml"
+            rules.write_text(rules.read_text() + "p, user:carol, tool:github/*, use, -, -, -, allow\n")
+            await running.app.reload("test")
+            reviewed = oversight.reviewed(asyncio.get_running_loop().time())
+            next(reviewed)
+            lines = keys.read_text().splitlines(keepends=True)
+            keys.write_text("".join(line for line in lines if "user:alice" not in line))
+            await running.app.reload("test")
+            assert len(list(reviewed)) == 1
+            await oversight.look()
+            for ear in (one, other):
+                assert await ear.block() == b": closed, bad-credential\n\n"
