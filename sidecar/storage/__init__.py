@@ -1,6 +1,6 @@
 """Stores records in memory, SQLite or Redis behind one interface.
 
-    record_store.py   the interface: memory_store.py, sqlite_store.py, redis_store.py
+    record_store.py   the interface, which memory_store.py, sqlite_store.py and redis_store.py implement
     record_kind.py    the encoding of one kind of record, and its name in every store
     record_stores.py  opens the store of each kind at the configured place
     task_owners.py, push_configs.py   kinds of record that A2A and MCP use
@@ -9,8 +9,8 @@
     sealing.py        encrypts data that must not be readable in a store
     peers.py          the other replicas
 
-The packages that own the other kinds define them: tasks (`tasks/api/task_record.py`), runs
-(`tasks/programs/run_record.py`), schedules (`tasks/schedules/schedule_state.py`).
+The packages that own the other kinds define them: approvals (`gateway/approvals/approval_record.py`), tasks
+(`tasks/api/task_record.py`), runs (`tasks/programs/run_record.py`), schedules (`tasks/schedules/schedule_state.py`).
 """
 
 from sidecar.storage.memory_store import MemoryRecordStore

@@ -1,4 +1,4 @@
-"""Stores waiting deliveries, bounded by bytes, at the replica that accepted them."""
+"""Stores waiting deliveries, bounded by number and bytes, at the replica that accepted them."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ class OnBehalfOf(NamedTuple):
 
 
 class Delivery(NamedTuple):
-    """One delivery for the chain `owner`; `kind` and `ref` are its sender's. Never printed: `headers` may hold
-    secrets."""
+    """One delivery for the chain `owner`. `ref` identifies its subject among the deliveries of its kind, such as the
+    push configuration. Never printed: `headers` may hold secrets."""
 
     id: str
     kind: Kind
@@ -148,8 +148,8 @@ class DeliveryStore:
         return self._file.up
 
     async def put(self, delivery: Delivery, due_at: float, bounds: DeliveryBounds) -> bool:
-        """Stores a delivery until its end; returns False if there is no room. Once this returns, no crash loses it. A
-        delivery with the id of a stored one is the stored one."""
+        """Stores a delivery until `ended` deletes it; returns False if there is no room. Once this returns True, no
+        crash loses a delivery in a file. If one with this id is stored, that one remains."""
         caller, server, skill = delivery.behalf
         behalf = orjson.dumps([plain_caller(caller), server, skill]).decode()
         headers = orjson.dumps(delivery.headers).decode()
@@ -165,7 +165,7 @@ class DeliveryStore:
         return await self._file.run(work)
 
     async def waiting(self) -> Sequence[PendingDelivery]:
-        """Returns all stored deliveries, the oldest first."""
+        """Returns all stored deliveries in the order in which they were stored."""
         return await self._file.read(lambda file: [PendingDelivery(*row) for row in file.execute(_WAITING)], [])
 
     async def get(self, id_: str) -> Delivery | None:
@@ -174,7 +174,7 @@ class DeliveryStore:
         return None if row is None else _delivery(row)
 
     async def again(self, id_: str, attempts: int, due_at: float) -> None:
-        """Records the failed attempts, and when the next one is due."""
+        """Records the number of attempts, and when the next one is due, in seconds since the epoch."""
         await self._file.run(lambda connection: connection.execute(_AGAIN, (attempts, due_at, id_)))
 
     async def ended(self, ids: Sequence[str]) -> None:

@@ -1,4 +1,4 @@
-"""Stores records in this process's memory. A restart loses them, and the unfinished work among them."""
+"""Stores records in this process's memory. A restart loses them, including unfinished work."""
 
 import asyncio
 from bisect import bisect_left, insort
@@ -24,7 +24,8 @@ MAX_FORMER_RANKS: Final = 1000
 SEEN_AT_ONCE: Final = 1000  # records that a sweep checks before other calls run
 
 Place = tuple[float, int, str]
-"""The order of records: the creation time of one, its number among all records, and its id."""
+"""The position of a record in the order of creation: its creation time, a number that increases with each addition, and
+its id."""
 
 
 @dataclass(slots=True)
@@ -40,8 +41,8 @@ class _Entry(Generic[R]):
 @dataclass(slots=True)
 class _History:
     """The finished records of one target, or of all. `ranks` is a heap of their owners: the one with most of them
-    first, then the one with the oldest. An owner's former ranks remain in it until they come first; the ranks of the
-    owners in `changed` are not in it yet."""
+    first, then the one with the oldest. An owner's former ranks remain in it until they come first; the current ranks
+    of the owners in `changed` are not in it yet."""
 
     count: int = 0
     of_owner: dict[str, list[Place]] = field(default_factory=dict)
@@ -50,7 +51,7 @@ class _History:
 
     @property
     def first(self) -> str:
-        """The id of the next record to evict. There must be one."""
+        """The id of the next record to evict. Requires that there is one."""
         of_owner = self.of_owner
         if len(self.ranks) + len(self.changed) > 2 * len(of_owner) + MAX_FORMER_RANKS:
             self.ranks = [(-len(those), those[0], whose) for whose, those in of_owner.items()]
@@ -197,7 +198,8 @@ class MemoryRecordStore(Generic[R]):
         return swept
 
     def _change(self, record: R, *, reopens: bool) -> bool:
-        """Replaces the previous revision, if this is the next one and reopens it or not, as stated."""
+        """Replaces the previous revision. Returns False if it is not stored, or if an unfinished record would replace
+        a finished one although `reopens` is false, or would not although it is true."""
         entry = self._entries.get(record.id)
         if entry is None or entry.record.revision != record.revision - 1:
             return False

@@ -50,9 +50,10 @@ class PeerEntry(NamedTuple):
 
 @dataclass(slots=True)
 class Peers:
-    """Exchanges revisions. `news` is called when another replica serves a newly loaded revision that this one does not
-    serve. `skew` is None while the others are unreachable. `different_keys` are the settings whose keys differ from
-    those of another replica."""
+    """Exchanges revisions. `news` is called when another replica appears with a revision, or changes to one, that this
+    one does not serve. `keys` returns the digests of this replica's keys by setting. `skew` is None before the first
+    exchange, while the store is unavailable, and if it is not shared. `different_keys` are the settings whose keys
+    differ from those of another replica."""
 
     me: str
     run_script: Run
@@ -65,15 +66,17 @@ class Peers:
 
     @property
     def revisions(self) -> Mapping[str, int]:
-        """How many of the other replicas serve each revision; empty while they are unreachable."""
+        """How many of the other replicas serve each revision; empty while `skew` is None."""
         return {} if self.skew is None else Counter(one.revision for one in self._heard.values())
 
     async def run(self) -> None:
+        """Exchanges every second, until cancelled."""
         while True:
             await self.sync()
             await asyncio.sleep(EVERY_S)
 
     async def sync(self) -> None:
+        """Exchanges once. An outage of the store raises nothing."""
         mine, keys = self.serving(), self.keys()
         said = orjson.dumps({"v": VERSION, **mine._asdict(), "keys": keys}).decode()
         try:

@@ -9,9 +9,10 @@ from sidecar.vocabulary import Caller
 
 
 class PushRecord(NamedTuple):
-    """A caller's push configuration, and the `handle` that the agent received instead. The agent authenticates with
-    `secret`; `token`, `scheme` and `credentials` are for the caller's receiver, so a record is never printed. `task_id`
-    is "" until the agent reports it. Of two with the same name, the one with the later `named_at` applies."""
+    """A caller's push configuration, and the `handle` in the address that the agent received instead. The agent
+    authenticates with `secret`; `token`, `scheme` and `credentials` are for the caller's receiver, so a record is never
+    printed. `task_id` is "" until the agent reports it. Of two with the same `config_id`, the one with the later
+    `named_at` applies."""
 
     handle: str
     owner: str
@@ -48,7 +49,7 @@ class PushRecord(NamedTuple):
 
     @property
     def is_done(self) -> bool:
-        """Returns False: a configuration is never evicted."""
+        """Returns False, so that no configuration is evicted for another one."""
         return False
 
     @property
@@ -56,7 +57,7 @@ class PushRecord(NamedTuple):
         return OnBehalfOf(self.caller, self.server, self.skill)
 
     def config(self) -> dict[str, Any]:
-        """Returns the caller's own configuration in canonical form."""
+        """Returns the caller's own configuration in canonical form (A2A 1.0), without empty members."""
         config = {"taskId": self.task_id, "id": self.config_id, "url": self.url, "token": self.token}
         told: dict[str, Any] = {name: value for name, value in config.items() if value}
         if self.scheme:

@@ -47,8 +47,8 @@ class RecordCodec(Generic[R]):
 
 
 def record_codec(kind: type[R]) -> RecordCodec[R]:
-    """Returns the encoding of a NamedTuple as JSON by member names. Members that a newer version added are omitted. The
-    checks of `decode` are built when the first record is read."""
+    """Returns the encoding of a NamedTuple as JSON by member names. `decode` ignores members that a newer version
+    added. Its checks are built when the first record is read."""
 
     @cache
     def checks() -> tuple[Callable[[Any], R], Callable[[Any], Any]]:
@@ -74,8 +74,8 @@ def _plain(part: Any) -> Any:
 
 
 def _reader(kind: Any) -> Any:
-    """Returns a function that removes unknown members from a stored value of this type; None if the value is used
-    unchanged."""
+    """Returns a function that removes unknown members from a stored value of this type, and restores callers in it;
+    None if the value is used unchanged."""
     if kind is Caller:
         return caller_from
     if not hasattr(kind, "_fields"):
@@ -100,9 +100,9 @@ def _reader(kind: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class RecordKind(Generic[R]):
-    """One kind of record. `what` names one in a sentence; `key` and codec are a storage format that neighbouring
-    versions share. Unfinished work may be held and never expires. `told` are the unreadable records that are already
-    logged."""
+    """One kind of record. `what` names one in a sentence; `key` and `codec` are a storage format that neighbouring
+    versions share. An unfinished record of a kind that `is_work` may be held, and does not expire. `told` are hashes of
+    the unreadable records that are already logged."""
 
     what: str
     codec: RecordCodec[R]
@@ -132,7 +132,7 @@ class RecordKind(Generic[R]):
         raise UnreadableRecord(f"{self.what} cannot be read: it was damaged, or another version wrote it")
 
     def readable(self, bodies: Iterable[bytes | str | None]) -> list[R]:
-        """Decodes the readable records. Each of the others is logged once, although it is read repeatedly."""
+        """Decodes the readable records. Each of the others is logged when it is first read, not every time."""
         found = []
         for body in bodies:
             try:

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple, Protocol, TypeVar
 
 from sidecar.errors import Reason, Refusal
 
-FORGOTTEN_AT_ONCE: Final = 100  # per `add`, of a target with too many finished records; later calls delete the rest
+FORGOTTEN_AT_ONCE: Final = 100  # records that one `add` evicts if there are too many; later calls evict the rest
 
 
 class RecordStoreOut(Refusal):
@@ -36,8 +36,10 @@ class UnreadableRecord(RecordStoreOut):
 
 
 class StoredRecord(Protocol):
-    """The store's data about a record. Records are counted and filtered by `standing`. One that `is_done` is not taken
-    over, and may be deleted from `expires_at` on. One whose `target` is "" is in no list of all owners."""
+    """The store's data about a record. Times are in seconds since the epoch. Records are counted and filtered by
+    `standing`. One that `is_done` is not taken over. A record may be deleted from `expires_at` on, unfinished work only
+    once it is done. One whose `target` is "" is not counted, and is in no list of all owners. A change keeps `id`,
+    `owner`, `target` and `created_at`."""
 
     @property
     def id(self) -> str: ...
@@ -72,9 +74,11 @@ class AddedRecord(Enum):
 
 
 class RecordBounds(NamedTuple):
-    """The maximum number of records per owner, whose oldest finished one is evicted first (with `evicts_open`, then the
-    oldest), and in total. Beyond the total, or `done_per_target`, the owner with most finished ones loses its oldest
-    one."""
+    """The maximum number of records, per owner and in total, and of finished ones per target.
+
+    A new record of an owner with `per_owner` records evicts that owner's oldest finished one; with `evicts_open`, if
+    none is finished, its oldest one. Beyond `total` or `done_per_target`, the owner with most finished records loses
+    its oldest finished one."""
 
     per_owner: int = 1_000
     total: int = 100_000
@@ -103,7 +107,8 @@ NOTHING: Final[Mapping[str, int]] = {}
 
 
 class RecordStore(Protocol[R]):
-    """Stores records of one kind. Every method raises RecordStoreOut. `up`: the store answered last time."""
+    """Stores records of one kind. Every method raises RecordStoreOut. `up`: the store answered last time. `is_durable`:
+    records survive a restart of this process. An expired record exists until it is swept or its id is added again."""
 
     @property
     def up(self) -> bool: ...
@@ -111,8 +116,8 @@ class RecordStore(Protocol[R]):
     def is_durable(self) -> bool: ...
 
     async def add(self, record: R, holder: str, until_s: float, bounds: RecordBounds) -> AddedRecord:
-        """Stores a new record, held by `holder`, unless an unexpired one has its id. Once this returns KEPT, no crash
-        loses it."""
+        """Stores a new record, held by `holder` until `until_s`, unless an unexpired one has its id. Once a durable
+        store returns KEPT, no crash of this process loses the record."""
 
     async def add_all(self, records: Sequence[R], bounds: RecordBounds) -> list[AddedRecord]:
         """Stores new records that no process holds, like `add`, but all of them in one step if the store supports
@@ -122,19 +127,19 @@ class RecordStore(Protocol[R]):
         """Returns the record with this id, of any owner, or None."""
 
     async def find(self, record_ids: Sequence[str]) -> list[R]:
-        """Returns those records of these ids that exist, of any owner."""
+        """Returns those records of these ids that exist, of any owner. Raises UnreadableRecord, like `get`."""
 
     async def page(self, owner: str | None, page: RecordPage) -> tuple[list[R], int]:
         """Returns a page of an owner's records (None: of all owners) and the total. Unreadable ones are missing from
         their page."""
 
     async def replace(self, record: R) -> bool:
-        """Replaces the previous revision. Returns False if another revision is stored, or if a finished record would
-        continue."""
+        """Replaces the previous revision. Returns False if it is not stored, or if a finished record would become
+        unfinished."""
 
     async def reopen(self, record: R, holder: str, until_s: float) -> bool:
-        """Replaces the previous revision, which is done, by an unfinished one, and holds it. Returns False like
-        `replace`."""
+        """Replaces the previous revision, which is done, by an unfinished one that `holder` holds until `until_s`.
+        Returns False if that revision is not stored or is not done."""
 
     async def remove(self, record_ids: Sequence[str]) -> None:
         """Deletes these records, finished or not."""
@@ -142,18 +147,18 @@ class RecordStore(Protocol[R]):
     async def take(
         self, holder: str, now_s: float, until_s: float, share: RecordShare, known: Mapping[str, int] = NOTHING
     ) -> list[R]:
-        """Takes unfinished records that this holder holds or whose hold has lapsed, its own first, and holds them until
-        `until_s`. A hold that ends more than twice as far ahead was set by a clock that was ahead, and is treated as
-        lapsed. Records whose revision matches `known` are held but not returned."""
+        """Takes unfinished records that this holder holds or whose hold has lapsed, its own first and within `share`,
+        and holds them until `until_s`. A hold that ends more than twice as far ahead was set by a clock that was ahead,
+        and is treated as lapsed. A record whose revision `known` has, by id, is held but not returned."""
 
     async def let_go(self, holder: str) -> None:
         """Releases every record of this holder."""
 
     async def counts(self) -> Mapping[str, int]:
-        """Returns the number of records of each existing standing."""
+        """Returns the number of records with a target, by standing; no standing has the number 0."""
 
     async def has_room(self, bounds: RecordBounds) -> bool:
-        """Whether there is room for one more record of an owner that has few, after an eviction if necessary."""
+        """Whether there is room in `bounds.total` for one more record, after an eviction if necessary."""
 
     async def sweep(self, now_s: float) -> int:
-        """Deletes expired records, and returns how many."""
+        """Deletes the records that have expired by `now_s`, and returns how many."""

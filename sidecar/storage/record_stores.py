@@ -30,12 +30,13 @@ class RecordStores:
 
     @classmethod
     def open(cls, where: Literal["memory", "file", "redis"], path: Path, run: Run) -> Self:
-        """Creates no file yet. Raises SettingsError for an unusable file."""
+        """Returns the stores, without creating a file yet. Raises SettingsError for an unusable file."""
         if where != "memory":
             check_file(path)
         return cls(where, SqliteFile(None if where == "memory" else path), run)
 
     def of(self, kind: RecordKind[R]) -> RecordStore[R]:
+        """Opens the store of one kind of record. `run_sweeps` also sweeps it, unless the kind is work."""
         store: RecordStore[R]
         match self.where:
             case "memory":

@@ -7,8 +7,8 @@ from typing import Any, Final
 
 SCRIPTS: Final = Path(__file__).with_name("scripts")
 Run = Callable[[str, str, Sequence[str]], Awaitable[Any]]
-"""Runs a script on one key that replicas share, and returns its reply. Raises ConnectionError if no reply arrives in
-time."""
+"""Runs a script on one key that replicas share, and returns its reply; None if the store is not shared. Raises
+ConnectionError if no reply arrives in time."""
 
 
 @cache

@@ -1,8 +1,8 @@
 """Stores records in Redis, shared by replicas.
 
-Each kind has one key, in the server that limits use (`limits/redis_store.py`), and one script works on it
-(`scripts/records.lua`); each verb is one atomic step. If a reply does not arrive in time, the step may or may not have
-been done, so the caller reads the record again.
+The keys of one kind share a prefix, in the server that limits use (`limits/redis_store.py`), and one script works on
+them (`scripts/records.lua`); each verb is one atomic step. If a reply does not arrive in time, the step may or may not
+have been done, so the caller reads the record again.
 """
 
 import logging

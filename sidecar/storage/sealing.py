@@ -20,6 +20,7 @@ class AesSeal:
         self._aead = AESGCM(sha256(purpose + b"\0" + secret).digest())
 
     def sealed(self, plain: bytes, about: bytes) -> bytes:
+        """Returns a random nonce, followed by the ciphertext."""
         nonce = secrets.token_bytes(_NONCE_BYTES)
         return nonce + self._aead.encrypt(nonce, plain, about)
 

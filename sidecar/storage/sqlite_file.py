@@ -119,7 +119,7 @@ def _schema() -> Iterator[str]:
 
 
 Work = Callable[["sqlite3.Connection", Sequence[Any]], Sequence[Any]]
-"""Work on the items of several callers. It gives each a value."""
+"""Work on the items of several callers. It returns one value for each."""
 
 
 class _SqliteJob:
@@ -133,8 +133,9 @@ class _SqliteJob:
 
 
 class SqliteFile:
-    """The file, created by the first work on it; without a path a database in memory, which does its work in the event
-    loop and ends with the process. Raises RecordStoreOut when it cannot do the work."""
+    """The file, created by the first work on it; without a path a database in memory, which works in the event loop and
+    ends with the process. Methods that run work raise RecordStoreOut if it cannot be done within `deadline_s`
+    seconds."""
 
     def __init__(self, path: Path | None, *, deadline_s: float = DEADLINE_S) -> None:
         self.up = True
@@ -157,13 +158,13 @@ class SqliteFile:
         return await self.run(work) if is_there else absent
 
     async def run(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        """Runs `work` in a transaction, which other work may share. Once this returns, no crash loses the result.
-        `work` must give the same result if it runs again."""
+        """Runs `work` in a transaction, which other work may share, and returns its result. Once this returns, no crash
+        loses what it wrote to a file. `work` must have the same effect if it is rolled back and runs again."""
         done: T = await self.run_each(lambda connection, _: (work(connection),), None)
         return done
 
     async def run_each(self, work: Work, item: Any) -> Any:
-        """Like `run`, for work that processes the items of all callers in one batch."""
+        """Like `run`, for work that processes the items of several callers in one call. Returns the value of `item`."""
         if len(self._waiting) >= MAX_WAITING:
             raise RecordStoreOut("too many wait for it")
         loop = asyncio.get_running_loop()
@@ -183,7 +184,7 @@ class SqliteFile:
         return done
 
     async def close(self) -> None:
-        """Closes the file. Closing twice is allowed."""
+        """Closes the file once the work that was passed to its thread is done. Closing twice is allowed."""
         thread, self._thread, self._is_closed = self._thread, None, self.is_durable
         if thread is None:
             self._let_go()
@@ -197,7 +198,7 @@ class SqliteFile:
 
     def _wait(self, job: _SqliteJob, loop: asyncio.AbstractEventLoop) -> None:
         self._waiting.append(job)
-        if not self._is_busy:  # later jobs in this iteration of the loop are in the same batch
+        if not self._is_busy:  # `call_soon`, so that later jobs of this iteration of the loop are in the same batch
             self._is_busy = True
             loop.call_soon(self._begin, loop)
         if self._timer is None:
@@ -330,7 +331,8 @@ def _tell(job: _SqliteJob, end: object) -> None:
 
 
 def check_file(path: Path) -> None:
-    """Checks that a start could use this file, or that there is none. Leaves no other files. Raises SettingsError."""
+    """Checks that the sidecar can use this file, or that there is none. Creates no other files. Raises
+    SettingsError."""
     if not os.path.lexists(path):
         return
     import sqlite3

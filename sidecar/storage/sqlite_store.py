@@ -94,7 +94,7 @@ class SqliteRecordStore(Generic[R]):
         self.is_durable = file.is_durable
         self._kind = kind
         self._file = file
-        self._total: int | None = None  # at the last read
+        self._total: int | None = None  # the number of records after the last step that counted them
 
     @property
     def up(self) -> bool:
@@ -166,12 +166,12 @@ class SqliteRecordStore(Generic[R]):
 
     async def has_room(self, bounds: RecordBounds) -> bool:
         if self.up and self._total is not None and self._total < bounds.total:
-            return True  # `add` checks the file itself
+            return True  # other processes may have added records since: `add` counts again
         total, done = await self._file.run(lambda connection: self._held(connection)[""])
         return total < bounds.total or done > 0
 
     async def sweep(self, now_s: float) -> int:
-        """Deletes expired records, 1,000 per transaction, so that other callers do not wait long."""
+        """Deletes expired records, SWEPT_AT_ONCE per transaction, so that other callers do not wait long."""
         swept, asked = 0, (self._kind.key, now_s, SWEPT_AT_ONCE)
         while some := await self._file.read(lambda connection: connection.execute(_SWEEP, asked).rowcount, 0):
             swept += some
@@ -188,7 +188,7 @@ class SqliteRecordStore(Generic[R]):
         self, connection: sqlite3.Connection, items: Sequence[tuple[Sequence[_Row], RecordBounds]]
     ) -> list[list[AddedRecord]]:
         """Adds the records of several callers. All new ones are added in one statement, because after each statement
-        this thread waits for that of the event loop."""
+        this thread waits for the interpreter lock, which the event loop's thread holds."""
         rows, bounds = [row for some, _ in items for row in some], items[0][1]
         new = self._new(connection, rows) if len(rows) > 1 and all(each == bounds for _, each in items) else []
         if new and self._make_room(connection, new, bounds):
@@ -208,8 +208,8 @@ class SqliteRecordStore(Generic[R]):
         return [row for row in rows if times[row[1]] == 1 and row[1] not in known]
 
     def _make_room(self, connection: sqlite3.Connection, rows: Sequence[_Row], bounds: RecordBounds) -> bool:
-        """Evicts the records that these new ones replace. Returns False without any change if there are special
-        cases."""
+        """Evicts the finished records that give way to these new ones. Returns False without any change if that is not
+        enough, or if `total` or `done_per_target` would require other evictions."""
         owners = Counter(row[2] for row in rows)
         held = self._held(connection, owners)
         total, _ = held[""]
@@ -218,7 +218,7 @@ class SqliteRecordStore(Generic[R]):
             mine, done = held[owner]
             if (excess := mine + more - bounds.per_owner) > 0:
                 freed[owner] = min(excess, more)
-                if freed[owner] > done:  # the next new record may evict this one
+                if freed[owner] > done:  # an unfinished record, or one of the new ones, would have to give way
                     return False
         total += len(rows) - sum(freed.values())
         if total > bounds.total or bounds.done_per_target is not None:

@@ -26,7 +26,7 @@ AMENDED_TIMES: Final = 20  # while other calls change the same record
 
 class OwnerRecord(NamedTuple):
     """The owner of one task. `owner` is `Caller.binding`; `object`, `action` and `method` are those of the call that
-    created it; `state` is its final state, "" until it is known.
+    created it; `state` is its final state, "" until that is known. Times are in seconds since the epoch.
 
     A task that begins `here`, because its message waits for approval, has an id of the sidecar. Once its message was
     sent, `at_agent` is its id at the agent, and the record of that id has the sidecar's id as `shown_as`."""
@@ -90,8 +90,9 @@ OWNERS: Final = RecordKind("a task's owner", record_codec(OwnerRecord), key="tas
 
 @dataclass(slots=True)
 class TaskOwners:
-    """The owners of all tasks. `clock` returns seconds since the epoch; no record is stored longer than `keep_s`.
-    Context ids are derived with `secret`, so that only this deployment can make them."""
+    """The owners of all tasks. `clock` returns seconds since the epoch. A record expires at most `keep_s` seconds after
+    its creation, or after the last use of its task. Context ids are derived with `secret`, so that only this deployment
+    can make them."""
 
     store: RecordStore[OwnerRecord]
     clock: Callable[[], float]
@@ -129,7 +130,8 @@ class TaskOwners:
         return [record for record in found if record.expires_at > now_s]
 
     async def may_create(self, caller: Caller) -> None:
-        """Checks that a task created now could be stored, before the call is forwarded. Raises Refusal."""
+        """Checks that a task created now could be stored, before the call is forwarded. Raises Refusal:
+        UNAUTHENTICATED for an anonymous caller, TOO_MANY_CONCURRENT, STORE_UNAVAILABLE."""
         if caller.is_anonymous:
             raise Refusal(Reason.UNAUTHENTICATED, "a task needs an owner, and the call has no credential")
         if not await self.store.has_room(self.bounds):
@@ -138,8 +140,9 @@ class TaskOwners:
     async def created(
         self, caller: Caller, server: str, task_id: str, *, by: Question, method: str, ttl_s: float | None
     ) -> OwnerRecord:
-        """Records that the caller owns this task of MCP, which `by` created; no crash loses it. `ttl_s` is how long the
-        upstream stores it, if known. Raises Refusal: RESPONSE_REFUSED if the id has another owner or question."""
+        """Records that the caller owns this task of MCP, which `by` created. `ttl_s` is how long the upstream stores
+        it, if known. Raises Refusal: RESPONSE_REFUSED for an anonymous caller, for an id that is empty or too long, and
+        if the id has another owner or question; TOO_MANY_CONCURRENT, STORE_UNAVAILABLE."""
         claims = (TaskClaim("mcp", task_id),)
         return (await self.claimed(caller, server, claims, by=by, method=method, ttl_s=ttl_s))[0]
 
@@ -153,7 +156,7 @@ class TaskOwners:
         method: str,
         ttl_s: float | None = None,
     ) -> list[OwnerRecord]:
-        """Records that the caller owns each of these, like `created`, in one step of the store."""
+        """Records that the caller owns each of these, like `created`, in one step if the store supports it."""
         if caller.is_anonymous:
             raise Refusal(Reason.RESPONSE_REFUSED, "it creates a task for an anonymous caller")
         now_s = self.clock()
@@ -171,7 +174,8 @@ class TaskOwners:
         return records
 
     async def _standing(self, record: OwnerRecord, added: AddedRecord, ttl_s: float | None) -> OwnerRecord:
-        """Returns the caller's own record if it exists instead of one that was not added. Raises Refusal."""
+        """Returns the stored record of a task that was not added, if it is the caller's for the same question. Raises
+        Refusal."""
         if added is AddedRecord.FULL:
             raise Refusal(Reason.TOO_MANY_CONCURRENT, "too many tasks")
         standing = await self.store.get(record.id)
@@ -182,7 +186,8 @@ class TaskOwners:
         return standing
 
     async def sent(self, record: OwnerRecord, at_agent: str) -> OwnerRecord:
-        """Records the id at the agent of a task that the sidecar began. Raises Refusal."""
+        """Records the id at the agent of a task that the sidecar began. Raises Refusal: TASK_UNKNOWN,
+        STORE_UNAVAILABLE."""
         for _ in range(AMENDED_TIMES):
             changed = record._replace(at_agent=at_agent, revision=record.revision + 1)
             if await self.store.replace(changed):
@@ -195,7 +200,7 @@ class TaskOwners:
 
     async def used(self, record: OwnerRecord) -> None:
         """Extends the record of a task in use, because it would otherwise expire and another caller could claim the id.
-        Raises Refusal."""
+        Raises Refusal(STORE_UNAVAILABLE)."""
         expires_at = self._expiry(self.clock(), None)
         if record.expires_at < expires_at - self.keep_s / 2:  # not on every message of a conversation
             await self._amend(record, record.state, expires_at)
@@ -213,7 +218,8 @@ class TaskOwners:
         return {record.task_id: record.shown_as for record in found if record.shown_as and record.owner == owner}
 
     async def saw(self, record: OwnerRecord, state: str, ttl_s: float | None) -> None:
-        """Records the state that the upstream reported, if the task ended or its lifetime changed. Raises Refusal."""
+        """Records the state that the upstream reported, if the task ended or its lifetime changed. Raises
+        Refusal(STORE_UNAVAILABLE)."""
         expires_at = record.expires_at if ttl_s is None else self._expiry(record.created_at, ttl_s)
         ended = state if state in TERMINAL and not record.state else record.state
         if ended == record.state and abs(expires_at - record.expires_at) < 1.0:
@@ -221,7 +227,7 @@ class TaskOwners:
         await self._amend(record, ended, expires_at)
 
     async def _amend(self, record: OwnerRecord, state: str, expires_at: float) -> None:
-        """Changes the record if its owner still has it. An end is final."""
+        """Changes state and expiry of a record, unless it is gone or has another owner now. A final state stays."""
         for _ in range(AMENDED_TIMES):
             changed = record._replace(state=record.state or state, expires_at=expires_at, revision=record.revision + 1)
             if await self.store.replace(changed):

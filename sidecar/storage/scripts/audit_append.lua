@@ -1,5 +1,7 @@
 -- Appends lines to an audit stream, exactly once. KEYS: stream, head.
--- ARGV: the writer's turn, the head before and after, the maximum length or '', '' unless the head is not checked, lines.
+-- ARGV: the writer's turn, the head before, the head after, the maximum length ('' for none), '' to check that turn and
+-- head are these, then the lines. Reply: 'done', also if they were appended before; 'taken' if a later writer has the
+-- turn; 'elsewhere' if the check fails.
 local mine, before, after, most, anyway = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
 local found = redis.call('HMGET', KEYS[2], 'turn', 'head')
 local turn, head = found[1] or '', found[2] or ''

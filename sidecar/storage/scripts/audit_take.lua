@@ -1,5 +1,5 @@
 -- Makes a sidecar the writer of an audit stream. KEYS: stream, head. ARGV: the writer's token.
--- Returns the turn, the head (the anchor's line), and the last line.
+-- Reply: the number of the turn, the head (the anchor's line), and the last line of the stream.
 local turn = (tonumber(string.match(redis.call('HGET', KEYS[2], 'turn') or '', '^%d+')) or 0) + 1
 redis.call('HSET', KEYS[2], 'turn', string.format('%d', turn) .. ' ' .. ARGV[1])
 local last = redis.call('XREVRANGE', KEYS[1], '+', '-', 'COUNT', 1)

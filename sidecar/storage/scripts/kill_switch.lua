@@ -1,12 +1,12 @@
--- What do all replicas know of disabled principals, together?
+-- Exchanges changes of the kill switch between replicas.
 --
--- KEYS  one hash: principal → flip; the field "" holds a token that changes with every change of the rest
--- ARGV  the token that the replica has seen, a token for a change, n, then n times: principal, flip;
---       then: principal, flip, for those that are to be forgotten
--- Reply the token; if it is not the one seen, the whole hash after it
+-- KEYS  one hash: principal, tool or server → its newest change; the field "" holds a token that each change replaces
+-- ARGV  the token that the replica has seen, a new token, n, then n times: name, change;
+--       then pairs of name and change to delete, if the hash still has that change
+-- Reply the token; if it is not the one seen, also all fields and values
 --
--- A flip begins with its rank: 31 digits of which the first is 0, the greater the newer. What has none is not ours, and
--- gives way.
+-- A change begins with its rank, 31 digits of which the first is 0: the greater rank is newer. A value without a rank
+-- was not written by a sidecar, and every change replaces it.
 
 local MOST = 20000
 local RANK = '^0' .. string.rep('%d', 30)

@@ -1,14 +1,14 @@
--- Which policy does each replica serve?
+-- Exchanges entries between replicas, such as the policy that each serves.
 --
--- KEYS  one hash: replica → when it said so (milliseconds) and what it said
--- ARGV  the replica, what it says, how many milliseconds that counts, and how many replicas there may be
--- Reply what all say that counts: replica, what it said, and so on
+-- KEYS  one hash: replica → when it wrote its entry (milliseconds), a blank, the entry
+-- ARGV  the replica, its entry, for how many milliseconds an entry is valid, and the maximum number of replicas
+-- Reply the valid entries of the other replicas: name, entry, name, entry, …
 
 local key, me, said, keep, most = KEYS[1], ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 
--- Other writers must not make our answer so long that the limits, which share our connection, wait for it.
+-- Bytes of one entry. Other writers must not make the reply so long that limits, which use the same connection, wait.
 local LONGEST = 512
 if redis.call('HLEN', key) > 2 * most then redis.call('DEL', key) end
 

@@ -1,17 +1,17 @@
--- Every record of one kind of a deployment, one verb at a time. KEYS[1] names them all; what is derived from it has its
--- hash tag.
+-- Works on all records of one kind. ARGV: a verb and its arguments; each call is one atomic step. KEYS[1] has a hash tag,
+-- so that the keys derived from it are on the same server:
 --
 --   <key>:record:<id>    owner, target, state (its standing), done (1 or 0), revision, body
---   <key>:ends           every id, by when it may be deleted (infinity while work is left)
---   <key>:of:<owner>     an owner's ids, by when they were created
---   <key>:open           ids of unfinished work, by until when they are held; <key>:holders says by whom
---   <key>:counts         how many there are of each standing
---   <key>:at:<target>:<standing>   ids, by when they were created; no standing has a colon in it
---   <key>:done:<length of target>:<target>:<owner>   finished ids, likewise; without a target, of every target
---   <key>:most:<target>  the owners of those: by how many, most first, then by when their oldest was created
---   <key>:histories      how many those are, of each target
+--   <key>:ends           every id, by the time from which it may be deleted (infinity for unfinished work)
+--   <key>:of:<owner>     an owner's ids, by the time of creation
+--   <key>:open           ids of unfinished work, by the time until which they are held; <key>:holders has the holders
+--   <key>:counts         the number of records of each standing
+--   <key>:at:<target>:<standing>   ids, by the time of creation; no standing contains a colon
+--   <key>:done:<length of target>:<target>:<owner>   finished ids, by the time of creation; target '' is every target
+--   <key>:most:<target>  owners of finished records: the one with most first, then the one with the oldest
+--   <key>:histories      the number of finished records of each target
 --
--- A record without a target is in no <key>:counts and no <key>:at.
+-- A record without a target is not in <key>:counts and <key>:at.
 local key, verb = KEYS[1], ARGV[1]
 local open, ends, holders, counts = key .. ':open', key .. ':ends', key .. ':holders', key .. ':counts'
 local histories = key .. ':histories'
@@ -21,14 +21,14 @@ local function at(target, state) return key .. ':at:' .. target .. ':' .. state 
 local function done(target, owner) return key .. ':done:' .. #target .. ':' .. target .. ':' .. owner end
 local function most(target) return key .. ':most:' .. target end
 
--- An owner's place among those with finished records: the time has always as many characters.
+-- An owner's member of <key>:most: the time of its oldest finished record, always 20 characters, and its name.
 local function rank(target, owner)
   local oldest = redis.call('ZRANGE', done(target, owner), 0, 0, 'WITHSCORES')[2]
   return oldest and string.format('%020.6f', oldest) .. owner
 end
 local function owner_in(rank) return string.sub(rank, 21) end
 
--- One finished record more (with the time of its creation), or one less.
+-- Adds a finished record to its owner's (with the time of its creation), or removes it.
 local function counted(id, target, owner, created)
   local mine, stood = done(target, owner), rank(target, owner)
   local changed = created and redis.call('ZADD', mine, created, id) or -redis.call('ZREM', mine, id)
@@ -38,7 +38,7 @@ local function counted(id, target, owner, created)
   if stands then redis.call('ZADD', most(target), -redis.call('ZCARD', mine), stands) end
 end
 
--- Adds a record to what is counted (with the time of its creation), or removes it.
+-- Adds a record to counts and lists (with the time of its creation), or removes it from them.
 local function tally(id, target, owner, state, is_done, created)
   if target ~= '' then
     if redis.call('HINCRBY', counts, state, created and 1 or -1) <= 0 then redis.call('HDEL', counts, state) end
@@ -72,7 +72,8 @@ local function forget(id)
   tally(id, target, owner, state, is_done)
 end
 
--- The oldest finished record of the owner with most of them. A server that evicts keys may have lost either.
+-- Deletes the oldest finished record of the owner with most of them. A server that evicts keys may have lost the record
+-- or the owner's list.
 local function give_way(target)
   local first = redis.call('ZRANGE', most(target), 0, 0)[1]
   if not first then return end
@@ -118,7 +119,7 @@ if verb == 'find' then
   return found
 end
 
--- An owner has as many as the bounds let them: each is looked at.
+-- The bounds limit the number of an owner's records, so all of them are read.
 if verb == 'page' then
   local owner, state, limit, offset, targets = ARGV[2], ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5]), {}
   for number = 6, #ARGV do targets[ARGV[number]] = true end
@@ -133,7 +134,7 @@ if verb == 'page' then
   return {total, found}
 end
 
--- Those of all are many: they are read where the page begins, from each target and standing that has any.
+-- All owners may have very many records, so only the page is read, merged from the lists of its targets and standings.
 if verb == 'page_of_all' then
   local state, limit, offset, states = ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4]), {ARGV[2]}
   if state == '' then
@@ -163,7 +164,7 @@ if verb == 'page_of_all' then
     end
     return newer
   end
-  -- Far back, halve the time until little is left to skip, or all that is left came at once.
+  -- For a page far back, bisect the time until at most 100 records remain to be skipped, or all of them are equally old.
   if offset > 100 and offset < total then
     for _, one in ipairs(from) do
       newest, oldest = math.max(newest, (score(one, 0))), math.min(oldest, (score(one, -1)))
@@ -211,8 +212,8 @@ if verb == 'remove' then
   return 1
 end
 
--- Those free for longest come first, and no more of them are read than are taken: sorting thousands by age would delay
--- the limits, which share this server.
+-- Of the free records, those that lapsed first come first, and only those that are taken are read: sorting thousands by
+-- age would delay limits, which use this server too.
 if verb == 'take' then
   local holder, now, held, limit, of_owner = ARGV[2], ARGV[3], ARGV[4], tonumber(ARGV[5]), tonumber(ARGV[6])
   local beyond = 2 * tonumber(held) - tonumber(now)

@@ -1,8 +1,8 @@
--- Is this session still one, at whichever replica it began?
+-- Stores one session's record for all replicas.
 --
--- KEYS  one string: the session's record, sealed; it ends with the session's idle time
--- ARGV  the verb, then: milliseconds that it is kept, and the record itself, where the verb needs them
--- Reply keep: 1; touch: the record, kept for so much longer, or nil; look: 1 if there is one, else 0; drop: as DEL
+-- KEYS  one string: the sealed record, which expires after the session's idle time
+-- ARGV  the verb; for keep and touch, for how many milliseconds the record is stored; for keep, the record
+-- Reply keep: 1; touch: the record, whose expiry is extended, or nil; look: 1 if there is one, otherwise 0; drop: as DEL
 
 local verb, key = ARGV[1], KEYS[1]
 if verb == 'keep' then

@@ -1,18 +1,18 @@
--- Which replica's run of an agent that writes may be at work? One at a time.
+-- Leases an agent that writes to one run at a time, across all replicas.
 --
--- KEYS  one name; what is derived from it has its hash tag:
---         <key>:since          when this store was first asked (milliseconds): it forgot everything before
---         <key>:holder:<agent> who has the turn; it ends with the lease
---         <key>:heads:<agent>  who waits, by when they came
---         <key>:seen:<agent>   when each of them asked last
--- ARGV  the verb, and: how many milliseconds a lease lasts, the agent, who asks
--- Reply come, keep: 1 or 0, whether the turn is theirs; leave, greet: 1
+-- KEYS  one key with a hash tag, so that the keys derived from it are on the same server:
+--         <key>:since          when this store was first used (milliseconds): it knows of no earlier lease
+--         <key>:holder:<agent> the run that has the lease; it expires with the lease
+--         <key>:heads:<agent>  the runs that wait, by the time of their first request
+--         <key>:seen:<agent>   the time of the last request of each
+-- ARGV  the verb, for how many milliseconds a lease lasts, the agent, the run
+-- Reply come, keep: 1 if the run has the lease, otherwise 0; leave, greet: 1
 
 local key, verb, lease, agent, me = KEYS[1], ARGV[1], tonumber(ARGV[2]), ARGV[3], ARGV[4]
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 
--- A store that came back empty knows of no turn, and there may be one: none is given until that one would have ended.
+-- A store that lost its data knows of no lease, but there may be one: none is given until that one would have expired.
 local since = tonumber(redis.call('GET', key .. ':since'))
 if not since or since > now then
   since = now
