@@ -25,7 +25,7 @@ JSON = "application/json"
 PROBLEM_JSON = "application/problem+json"
 UNEXPLAINED = "This call is not permitted"
 _EXPLANATION = re.compile(r', error_description="[^"]*"')
-RETRY_WITHOUT_HINT_S = 1  # for a 503 without a known delay, which always has Retry-After
+RETRY_WITHOUT_HINT_S = 1  # in Retry-After, which each 429 and 503 has, if no delay is known
 
 REFUSAL_URN = "urn:sidecar:refusal:"
 
@@ -34,12 +34,12 @@ Disclosure = Literal["reason", "kind", "hide"]
 
 
 class AnswerShape(StrEnum):
-    """The form in which a request is answered."""
+    """The form in which a refused request is answered: that of an MCP revision, or none."""
 
     STATELESS = "stateless"
     SESSION = "session"
     LIVE = "live session"  # in a session revision; the session exists
-    PLAIN = "plain"
+    PLAIN = "plain"  # `application/problem+json`
 
 
 class ErrorResponse(NamedTuple):
@@ -103,6 +103,8 @@ def tell(
     manner: DenyManner = DenyManner(),
     resource_metadata: str = "",
 ) -> ErrorResponse:
+    """Returns the answer to a refused request, in its `shape` and with as much explanation as `manner` allows.
+    `resource_metadata` is the URL for `WWW-Authenticate`, "" for none."""
     facts = facts_of(refusal, decision_id, manner)
     headers = headers_of(refusal, facts, resource_metadata)
     if shape is AnswerShape.PLAIN:
@@ -119,12 +121,13 @@ def tell(
 
 
 def error_body(refusal: Refusal, request_id: Id | None, facts: Mapping[str, Any]) -> bytes:
+    """Returns a JSON-RPC error with the facts of `facts_of`."""
     error = {"code": refusal.code, "message": message_of(refusal, facts), "data": _data(refusal, facts)}
     return orjson.dumps({"jsonrpc": "2.0", "id": request_id, "error": error})
 
 
 def facts_of(refusal: Refusal, decision_id: str, manner: DenyManner) -> Mapping[str, Any]:
-    """Returns the facts in every refusal."""
+    """Returns the machine-readable members of a refusal, as far as `manner` discloses them."""
     answer, disclosure = refusal.answer, manner.disclosure
     facts: dict[str, Any] = {"decision_id": decision_id}
     if disclosure == "hide" and answer.status == "permission_denied":

@@ -1,7 +1,8 @@
 """Carries out an authorized call at its upstream.
 
 One function handles each kind of intent. The upstream receives a new serialisation of the parsed message; its answer
-passes `response_stream.py`. Sessions begin and end here, because the upstream must confirm both.
+passes `response_stream.py`. Sessions begin here once the upstream confirms them, and end here; the upstream is notified
+afterwards.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ FAREWELLS_AT_ONCE = 8  # so that one upstream that does not answer does not dela
 MAX_FAREWELLS = 10_000
 INITIALIZED = "notifications/initialized"
 NOTHING: Final[Mapping[Id, Question]] = MappingProxyType({})
-# Delay before the server's own stream is reopened after it broke. It doubles each time the stream breaks at once.
+# Delay before the server's own stream is reopened after it broke. It doubles unless the stream lasted MAX_PAUSE_S.
 MIN_PAUSE_S, MAX_PAUSE_S = 1.0, 60.0
 
 
@@ -65,6 +66,9 @@ class SessionLost(Refusal):
 
 @dataclass(slots=True)
 class Forwarder:
+    """Carries out calls at MCP servers, and holds their sessions and streams. `pairs` are the HTTP+SSE sessions with an
+    open stream, by session id."""
+
     live: Live
     sessions: Sessions
     switch: KillSwitch
@@ -85,6 +89,7 @@ class Forwarder:
         return self.oversight.open.streams
 
     async def other(self, exchange: UpstreamExchange, intent: OtherIntent) -> web.StreamResponse:
+        """Carries out an intent that is not a request of MCP. Raises Refusal like `ask`."""
         match intent:
             case mcp_requests.NotifyIntent():
                 sent = Notification(intent.message.method, _forwarded(exchange, intent.message))
@@ -103,6 +108,7 @@ class Forwarder:
                 assert_never(intent)
 
     def opened(self, charged: Charged, intent: ServerIntent) -> UpstreamExchange:
+        """Returns the exchange of a charged call, with the smallest of its time-outs. Nothing is sent yet."""
         request, caller, _, decision, _, timeout_s = charged
         service, until = request.now.services[request.server], end_of(caller, decision, request.now)
         limit_s = service.timeout_s if timeout_s is None else min(service.timeout_s, timeout_s)
@@ -114,9 +120,9 @@ class Forwarder:
         return exchange
 
     async def ask(self, exchange: UpstreamExchange, intent: AskIntent) -> web.StreamResponse:
-        """Returns the answer to the caller. Raises Refusal: UPSTREAM_FAILED, UPSTREAM_TIMEOUT, RESPONSE_REFUSED, and
-        the reasons for which a request of the upstream to the caller is denied. The outcome is recorded before the
-        answer is complete."""
+        """Returns the answer to the caller, whose outcome is recorded before it is complete. Raises Refusal:
+        UPSTREAM_FAILED, UPSTREAM_TIMEOUT, UPSTREAM_LIMITED, RESPONSE_REFUSED, SESSION_UNKNOWN, TOO_MANY_CONCURRENT for
+        an endless stream, and the reasons for which a request of the upstream to the caller is denied."""
         message, session, creators = intent.message, intent.session, NOTHING
         method = message.method
         with exchange:
@@ -141,8 +147,8 @@ class Forwarder:
                 return await ResponseStream(exchange, passage).answer(answer)
 
     async def _begin(self, exchange: UpstreamExchange, message: Request, answer: UpstreamAnswer) -> web.StreamResponse:
-        """Begins a session once the upstream accepts it. If this fails, no session remains here or at the upstream, and
-        no other session of the caller is dropped for it (threats S9)."""
+        """Begins a session once the upstream accepts it. If this fails, no session remains here or at the upstream.
+        Until the upstream accepts it, no other session of the caller is dropped for it (threats S9)."""
         relay, server = self.relay(exchange, (message.id,)), exchange.request.server
         if answer.status != 200:
             return await relay.answer(answer)
@@ -170,6 +176,7 @@ class Forwarder:
         self.roaming.forget_soon(session)
 
     def start(self, caller: Caller, server: str, **how: Any) -> Session:
+        """Begins a session here, and ends those that give way to it. Raises Refusal(TOO_MANY_CONCURRENT)."""
         session, ended = self.sessions.start(caller, server, **how)
         for other in ended:
             self.say_farewell(other)
@@ -218,6 +225,8 @@ class Forwarder:
             self.say_farewell(session)
 
     async def recall(self, request: RequestContext, caller: Caller) -> None:
+        """Loads the session that a request names from the replicas' store, if it is shared there. Raises Refusal:
+        STORE_UNAVAILABLE, TOO_MANY_CONCURRENT."""
         named = request.headers.get("mcp-session-id", ()) if self.roaming.run is not None and not request.plain else ()
         if len(named) == 1:
             server = EVERY if request.front == EVERY else request.server
@@ -229,6 +238,7 @@ class Forwarder:
         return self.places.place(exchange.caller, exchange.request.now.settings.streams)
 
     def paired(self, session_id: str, caller: Caller, server: str) -> tuple[Session, SseSession]:
+        """Returns the caller's HTTP+SSE session and its stream. Raises Refusal(SESSION_UNKNOWN)."""
         session = self.sessions.find(session_id, caller, server, paired=True)
         paired = self.pairs.get(session.id)
         if paired is None:  # its stream is closing
@@ -258,14 +268,15 @@ class Forwarder:
             exchange.service = self.live.current.services.get(session.server, exchange.service)
 
     async def leave(self, request: RequestContext, session: Session) -> web.StreamResponse:
-        """Ends a session at the caller's request. After Refusal(STORE_UNAVAILABLE) it continues."""
+        """Ends a session at the caller's request. Raises Refusal(STORE_UNAVAILABLE), after which it continues."""
         await self.roaming.forget(session)
         self.sessions.end(session)
         self.say_farewell(session)
         return await empty(request, 204)
 
     def drain(self) -> None:
-        """Ends endless streams, which await no answer; calls in flight continue until they are answered."""
+        """Ends endless streams, except HTTP+SSE streams with calls in flight. Calls continue until they are
+        answered."""
         answering = {session_id for session_id, paired in self.pairs.items() if paired.busy}
         for exchange in {*self.streams, *self.oversight.open.calls}:  # some are still waiting for their first event
             session = exchange.session if isinstance(exchange, UpstreamExchange) else None
@@ -319,7 +330,8 @@ class Forwarder:
         return ResponseStream(exchange, ResponseFilter(exchange, expected, creators, self.filtering))
 
     def check_alive(self, session: Session, answer: UpstreamAnswer) -> None:
-        """Drops a session that the upstream does not know any more, so that the caller begins a new one."""
+        """Drops a session that the upstream does not know any more, so that the caller begins a new one. Raises
+        SessionLost for a member of an aggregate session, Refusal(SESSION_UNKNOWN) for any other."""
         if answer.status == 404 and session.upstream_id is not None:
             self.sessions.end(session)
             self.roaming.forget_soon(session)
@@ -343,4 +355,5 @@ def _forwarded(exchange: UpstreamExchange, message: Request | Notification) -> d
 
 
 async def empty(request: RequestContext, status: int) -> web.StreamResponse:
+    """Records and sends an answer without a body."""
     return await request.respond(status)

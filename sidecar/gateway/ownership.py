@@ -32,7 +32,8 @@ async def created_by(tasks: TaskOwners, caller: Caller, call: Call) -> tuple[Que
 
 
 async def owned_in(tasks: TaskOwners, caller: Caller, call: Call, message: Message) -> Owned:
-    """Returns the caller's tasks in an upstream's answer to a call, and records their states."""
+    """Returns the caller's tasks in an upstream's message during a call, by id, and records their states. Raises
+    Refusal(STORE_UNAVAILABLE) for a response; in any other message, no task is the caller's then."""
     named = task_messages.named_by_upstream(message)
     if isinstance(message, Response):
         named += call.tasks  # whether or not the message names them

@@ -4,19 +4,19 @@ Every call passes these stages in this order, whatever its protocol. A stage ret
 a `Refusal`. The audit record around them is closed exactly once.
 
     stage       checks               refuses with       where
-    routing     address              403 404 405        `Pipeline._read`, routing.py
-    identity    caller               401                `Pipeline._read`, identity/
+    routing     address              400 403 404 405    `Pipeline._read`, routing.py
+    identity    caller               401 403            `Pipeline._read`, identity/
     parse       operation            400 404 413 415    `Frontend.parse`: frontends/, tasks/api/
                 memory for the body  503                http/server/body_admission.py
     admission   load, refusals       429 503            `Stages.admit`
     switch      disabled principals  403                `Stages.carry_out`, kill_switch/
     policy      permission           403                `Stages.carry_out`, policy/
     ownership   owners of tasks      404                ownership.py, `Frontend.check`
-    check       what the upstream    403                `Frontend.check`: pins, argument schemas, breaker
+    check       what the upstream    200 403 404 503    `Frontend.check`: pins, argument schemas, breaker
                 would be sent
     limits      rates and budgets    429 503            `Stages.carry_out`, limits/
     audit       decision record      503                `Stages.carry_out`, audit/
-    upstream    the answer           502 504            `Frontend.carry_out`
+    upstream    the answer           429 502 503 504    `Frontend.carry_out`
 
 In shadow mode, refusals by policy and limits are recorded and the call passes; all other refusals remain in force.
 """
@@ -90,7 +90,7 @@ class TaskApi(Frontend, Protocol):
 
 
 Asked = tuple[Caller, Frontend, ParsedOperation]
-"""A request as it was read: the caller and the operation."""
+"""A request as it was read: the caller, the frontend that carries it out, and the operation."""
 
 
 class CallRoute(NamedTuple):
@@ -164,7 +164,8 @@ class Pipeline:
     async def answer(
         self, request: RequestContext, reading: Awaitable[Asked | web.StreamResponse]
     ) -> web.StreamResponse:
-        """Returns the answer to a request that `reading` reads. Guarantees one answer and one end for each request."""
+        """Returns the answer to a request that `reading` reads. A request has one answer, or none if its caller is
+        gone, and one terminal record, unless a flood of refusals is only counted."""
         self.live.requests.add(request)
         if request.spans is not None:
             reading = request.spans.reading(request, reading)
@@ -213,7 +214,7 @@ class Pipeline:
         if entrance.grpc:
             request.task = asyncio.current_task()
             self.agents.greet(request)
-        if head is None or head.lines is None:  # each connection has one entrance
+        if head is None or head.lines is None:  # otherwise the same head was checked on this connection
             routing.check_envelope(request.http, headers, entrance)
             token = digest_of(routing.lone_token(headers, entrance, request.http.shown))
             if head is not None:
@@ -258,7 +259,8 @@ class Pipeline:
         return found
 
     async def _read_other(self, request: RequestContext, route: Route, entrance: Entrance) -> web.StreamResponse:
-        """Answers requests that are no calls: documents, cards, agents' pushes, and the messages of HTTP+SSE."""
+        """Answers requests that are not answered by a frontend: documents, cards, agents' pushes, the state of an
+        approval, and messages of HTTP+SSE, whose answers are sent on another stream."""
         now = request.now
         if route.kind in METADATA_FOLDERS:
             document = now.resource_metadata(route.server, METADATA_FOLDERS[route.kind], route.alias)
@@ -290,7 +292,8 @@ class Pipeline:
             self.stages.inside -= 1
 
     async def _card_reader(self, request: RequestContext, route: Route, entrance: Entrance) -> Caller:
-        """Returns who reads an agent's card, which is public; authenticated callers see more."""
+        """Returns the caller of a request for an agent's card. Cards are public: without a credential it is
+        `anonymous`. Raises Refusal."""
         name = self.agents.name_of(request, route)  # one agent has one audience, under all its names
         audience = request.now.audience(name, routing.AGENTS)
         if request.now.identity.is_unidentified(self._present(request, entrance, audience)):
@@ -303,7 +306,7 @@ class Pipeline:
         except Refusal:
             if not caller.is_anonymous:
                 raise
-            raise Refusal(Reason.UPSTREAM_UNKNOWN) from None  # an unidentified caller sees an agent that does not exist
+            raise Refusal(Reason.UPSTREAM_UNKNOWN) from None  # without a credential, as if there were no such agent
         return caller
 
     async def identify(self, request: RequestContext, entrance: Entrance, audience: Audience) -> Caller:
@@ -351,7 +354,7 @@ class Pipeline:
         return caller, self.mcp, operation
 
     def _abandoned(self, request: RequestContext, task: asyncio.Task[None]) -> None:
-        """Closes the request if the stream ended before the task's first step."""
+        """Records and ends the request if its task was cancelled before its first step."""
         if request.handed_on:
             told = asyncio.create_task(request.remember(Refusal(Reason.CALLER_GONE), 499))
             self._telling.add(told)
@@ -364,7 +367,7 @@ class Pipeline:
         self.stages.draining = True
         self.stages.approvals.release()
         self.task_api.close()
-        # once more, because a stream may have begun only now
+        # repeatedly, because a stream may begin in the meantime
         await self._wait_for_answers(grace_s, self.forwarder.drain)
         self.forwarder.cut_off()
         await self._wait_for_answers(LAST_EVENTS_S, self.forwarder.cut_off)
@@ -384,7 +387,8 @@ class Pipeline:
                     await asyncio.sleep(DRAIN_LOOK_S)
 
     def _closes(self, request: RequestContext, refusal: Refusal) -> bool:
-        """Counts a refusal. Returns whether the connection is closed without an answer or a record."""
+        """Counts a refusal. Returns whether the connection is closed without an answer or a record, as in a flood of
+        unauthenticated requests."""
         request.unanswered = request.unanswered or self._unrecorded(request, refusal, self.stages.refusals.closes)
         return request.unanswered
 
@@ -400,7 +404,7 @@ class Pipeline:
 
     async def _refuse(self, request: RequestContext, refusal: Refusal) -> web.StreamResponse:
         refusals, record = self.stages.refusals, request.record
-        if record.enforcement_point:  # it always gets its answer, and may ask about a caller as often as it needs
+        if record.enforcement_point:  # it always gets an answer, however many of its questions are refused
             request.refusal = refusal  # even if its record is written, as for a permit that was written too late
             point = record.enforcement_point
             counted = record.caller is None and self._unrecorded(

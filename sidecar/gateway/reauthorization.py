@@ -1,8 +1,8 @@
 """Re-evaluates open streams and running calls when rules, credentials or time change.
 
-They are decided again at once when rules or the kill switch change and when a credential or a grant ends, and
-periodically because conditions read the time (threats S7, S8). If nothing changed, this takes a few comparisons. The
-work is done in slices, so that thousands of streams do not delay calls.
+They are decided again in the next pass after rules, keys or the kill switch changed, and periodically because
+conditions read the time; they end when a credential or a grant ends (threats S7, S8). If nothing changed, a pass takes
+a few comparisons for each. The work is done in slices, so that thousands of streams do not delay calls.
 """
 
 from __future__ import annotations
@@ -22,14 +22,15 @@ from sidecar.protocols.a2a.operations import PUSH_SET, SEND, STREAM, Operation
 from sidecar.storage.deliveries import Kind, OnBehalfOf
 from sidecar.vocabulary import Call, Caller, Decision, Question
 
-LOOK_EVERY_S: Final = 1.0  # how long a stream may outlive its permission
+LOOK_EVERY_S: Final = 1.0  # between two passes: about how long a stream may outlive its permission
 REVIEW_S = 30.0  # open exchanges are decided again without a change, because conditions read `now`
-REVOKED_GRACE_S = 10.0
+REVOKED_GRACE_S = 10.0  # for a running call to finish, with `revoked_calls: finish`
 SLICE_S: Final = 0.002  # of one pass, before the event loop runs other work
 
 
 class RulesInForce(NamedTuple):
-    """The rules that an exchange was decided under. A different object whenever one of them changed."""
+    """The rules that an exchange was decided under; `keys` counts changes of the issuers' keys. `_current` returns
+    another object whenever one of them changed."""
 
     snapshot: Snapshot
     disabled: Disabled
@@ -47,6 +48,7 @@ class Reauthorization:
     _rules: RulesInForce | None = field(default=None, init=False)
 
     async def look(self) -> None:
+        """Checks every exchange once, and sends comments on silent streams. Other work runs between slices."""
         loop = asyncio.get_running_loop()
         until_s = loop.time() + SLICE_S
         for exchange in self.reviewed(loop.time()):
@@ -132,7 +134,8 @@ class ContinuedPermission:
     switch: KillSwitch
 
     def objection(self, kind: Kind, behalf: OnBehalfOf) -> Reason | None:
-        """Returns why nothing may be sent on this behalf, or None. The loss of a permission may still be reported."""
+        """Returns why nothing of this kind may be sent on this behalf, or None. The end of a task is sent even if the
+        caller has lost the permission, unless a principal is disabled."""
         if kind == "approval":  # to the operator's own receivers, about the caller's request
             return None
         caller, server, skill = behalf
@@ -145,8 +148,7 @@ class ContinuedPermission:
         return self._no_more(caller, server, skill, (PUSH_SET,))
 
     def ends(self, caller: Caller, agent: str, skill: str) -> Reason | None:
-        """Returns why a program must not run for this caller any more, or None. A program that is not offered any more
-        ends."""
+        """Returns why a program must not run for this caller any more, or None."""
         if self._disabled(caller, agent):
             return Reason.PRINCIPAL_DISABLED
         return self._no_more(caller, agent, skill, (SEND, STREAM))
@@ -157,7 +159,7 @@ class ContinuedPermission:
         return any(each.touched_by(caller.chain, call, now_s) for each in (self.switch.ledger.disabled, now.disabled))
 
     def _no_more(self, caller: Caller, agent: str, skill: str, operations: tuple[Operation, ...]) -> Reason | None:
-        """Returns why none of these operations is allowed now."""
+        """Returns why none of these operations is allowed now; None if one is."""
         now, now_s = self.live.current, self.live.clock()
         if not now.identity.vouches_for(caller):
             return Reason.BAD_CREDENTIAL

@@ -46,7 +46,7 @@ _OF_THE_PROTOCOL = frozenset(
 )
 _JSON = re.compile(r"\s*[\[{]")
 _BASE64 = re.compile(r"[A-Za-z0-9+/_\r\n-]*(?:={1,2}[\r\n]*)?")
-SLICE_CHARS: Final = 64 * 1024  # of one finder; nine finders take a few milliseconds for it
+SLICE_CHARS: Final = 64 * 1024  # between two yields; all finders together take a few milliseconds for it
 MAX_PASSES: Final = 8
 
 
@@ -63,7 +63,7 @@ TextSteps = Generator[None, None, tuple[str, int]]
 
 
 def wiped(text: str, wipings: Sequence[Wiping]) -> TextSteps:
-    """Returns the text without the matches of `wipings`."""
+    """Returns the text with the matches of `wipings` replaced, and the number of replacements."""
     if len(text) < MIN_CHARS:
         return text, 0
     replaced = 0
@@ -148,7 +148,7 @@ class CompiledReading:
     keeps: bool = False
 
     def message(self, message: Message) -> Steps:
-        """Redacts the message in place and returns the number of replacements. Raises RESPONSE_REFUSED."""
+        """Redacts the message in place and returns the number of replacements. Raises Refusal(RESPONSE_REFUSED)."""
         if not self.rules:
             return 0
         if not isinstance(message, Response):
@@ -161,7 +161,7 @@ class CompiledReading:
         return replaced + (yield from self._words(message.result))
 
     def text(self, text: str) -> str:
-        """Redacts a short text of sidecar that quotes the upstream."""
+        """Redacts a short text of the sidecar that quotes the upstream."""
         steps = wiped(text, self._wipings)
         while True:
             try:
@@ -221,7 +221,7 @@ class ResponseScreen:
 
 
 def screen_from(responses: ResponseSettings | None) -> ResponseScreen | None:
-    """Returns None for an upstream without rules, which then has no overhead."""
+    """Returns the compiled rules of an upstream; None if it has none, so that its answers have no overhead."""
     if responses is None or responses == ResponseSettings():
         return None
     return ResponseScreen(tuple(map(_rule, responses.redact)), responses)

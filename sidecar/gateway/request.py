@@ -94,12 +94,13 @@ NOT_HELD = ApprovalWait(pending_approval)
 
 
 class CallContext:
-    """A call with the results of its stages. In `shadow` mode `excused` are the refusals by limits that did not stop
-    it. `lease` holds the reserved limits, once it is `charged`. `large`: the body is large enough to delay the loop, so
-    other calls run between its stages. `wait` is how it waits for an approval; `approval` names the one that an earlier
-    round of the call used, then the one that the call uses, if that can be used once. `held_s` is how long the call was
-    held for one, which its time-out excludes. A call that `defers` is stored and carried out later by another call,
-    which uses the approval; `awaited` is the request for it."""
+    """A call with the results of its stages. In `shadow` mode `excused` are the refusals that did not stop it: by
+    limits, and for a missing approval. `lease` holds the reserved limits of its `plan`; they are `charged` after that.
+    `large`: the body is large enough to delay the loop, so other calls run between its stages. `wait` is how it waits
+    for an approval; `approval` names the one that an earlier round of the call used, then the one that the call uses,
+    if that can be used once. `held_s` is how many seconds the call was held for an approval; its time-out does not
+    include them. A call that `defers` is stored and carried out later by another call, which uses the approval;
+    `awaited` is the request for it."""
 
     wait = NOT_HELD
     approval, held_s = "", 0.0
@@ -115,7 +116,7 @@ class CallContext:
         self.now, self.record = now, record
 
     def excuse(self, refusal: Refusal) -> bool:
-        """Reports whether shadow mode lets the call pass although a limit refused it; records it if so."""
+        """Reports whether shadow mode lets the call pass in spite of this refusal, and records it if so."""
         if self.shadow:
             self.excused = (*self.excused, refusal)
             name = f"limit:{refusal.limit.name}" if refusal.limit else refusal.reason.value
@@ -129,13 +130,14 @@ class RequestContext(CallContext):
     `path` is the request target in origin form. `front` is the name in the address (EVERY is the aggregate address,
     None is an unknown one), `folder` the path before it, `alias` the agent's own path, if the request used one, and
     `server` the upstream called. `shared` are the CORS headers of its answers. `paired` is the stream that carries its
-    answer, if that belongs to another request (`sse_session.py`): the HTTP answer is 202, and the request ends later
-    while `handed_on` is set. `task` carries it out, if that is not its connection's. `prefix` is the path under which
+    answer, if that belongs to another request (`sse_session.py`): the HTTP answer is 202, and while `handed_on` is set
+    the request ends later. `task` carries it out, if that is not its connection's. `prefix` is the path under which
     callers see the sidecar, `base` the base URL for a local caller. `presented_kind` is the kind of the caller's first
-    credential. `unanswered`: closed without an answer. `cut`: shutdown does not wait for it any more. `dialect` writes
-    refusals in protocols other than MCP. `reason` is the reason of its refusal, once it is answered. `spans` describe
-    it to OpenTelemetry. `held` is the stream of a held call until its answer is sent there; `last_event` writes a
-    refusal as the end of that stream, in protocols other than MCP. `started_s` is in the loop's time.
+    credential. `begun` is the response, once a part of it was sent. `unanswered`: closed without an answer. `cut`:
+    shutdown does not wait for it any more. `dialect` writes refusals in protocols other than MCP. `reason` is the
+    reason of its refusal, once it has ended. `spans` describe it to OpenTelemetry. `held` is the stream of a held call
+    until its answer is sent there; `last_event` writes a refusal as the end of that stream, in protocols other than
+    MCP. `started_s` is in the loop's time.
     """
 
     # Most requests change few of these, so they are defaults of the class.
@@ -192,8 +194,8 @@ class RequestContext(CallContext):
     async def admitted(
         self, raw: bytes | None, *, a2a: bool = False, cost: Callable[[bytes], float] = cost_of
     ) -> bytes:
-        """Returns a body that is not small once it is admitted at its `cost`. With `raw` None it has not arrived
-        yet."""
+        """Returns a body that is not small once it is admitted at its `cost`. If `raw` is None, it reads the body
+        first. Raises Refusal like `body`."""
         caller, record = self.record.caller, self.record
         with closing(BodyRoom(self.body_admission, caller.last.name if caller else record.peer)) as room:
             if raw is None:
@@ -219,7 +221,7 @@ class RequestContext(CallContext):
 
     def message_in(self, raw: bytes) -> Message:
         """Reads a body as an MCP message. From then on, refusals carry the message's id and have the form of its
-        revision. Raises Refusal(MALFORMED_CALL), which carries the id too if the body looks like a request."""
+        revision. Raises Refusal(MALFORMED_CALL), whose answer carries the id too if the body looks like a request."""
         record = self.record
         record.bytes_in = len(raw)
         envelope = parse_json(raw)
@@ -259,7 +261,8 @@ class RequestContext(CallContext):
             self.shape = AnswerShape.LIVE
 
     def answered(self, result: Mapping[str, Any] | None = None) -> None:
-        """Marks the upstream's answer as complete, before it is recorded: the unused part of the charge is returned."""
+        """Marks the upstream's answer as complete, before it is recorded: the unused part of the charge is returned.
+        `result` may report the cost."""
         lease = self.lease
         if lease is None or not lease.plan.settles:
             return
@@ -280,7 +283,7 @@ class RequestContext(CallContext):
         self, status: int, body: bytes = b"", media_type: str = "", headers: Mapping[str, str] = NO_HEADERS
     ) -> web.StreamResponse:
         """Records that the upstream's answer is delivered, and sends it at once, so that the caller does not wait for
-        the remaining work. Raises Refusal(AUDIT_UNAVAILABLE)."""
+        the remaining work. An answer for a paired stream is returned unsent. Raises Refusal(AUDIT_UNAVAILABLE)."""
         await self.ended(status, len(body))
         if self.held is not None:
             return await self.end_held(sse.encode_event(body))
@@ -344,6 +347,7 @@ class RequestContext(CallContext):
         return outlet.response
 
     async def open_outlet(self) -> EventStream:
+        """Returns the event stream of the answer, which a held call has already begun. Raises Refusal(CALLER_GONE)."""
         if self.paired is not None:
             return self.paired.outlet()
         if self.held is not None:
@@ -355,6 +359,7 @@ class RequestContext(CallContext):
 
 
 def asked_of(call: Call, record: Recording) -> PendingRequest:
+    """Returns the call as its session remembers it until the answer."""
     return PendingRequest(call.method, call.question.without_arguments, record.decision_id, record.args_hash)
 
 
@@ -459,7 +464,8 @@ class WatchedExchange:
 
     @contextmanager
     def streaming(self, answer: Closable, outlet: EventStream | None = None) -> Iterator[None]:
-        """Allows an event stream to be closed from outside while it is passed on. Raises Refusal if it was cut off."""
+        """Allows an event stream to be closed from outside while it is passed on. Raises Refusal if it was cut off
+        before."""
         if self.cut is not None:
             raise Refusal(self.cut)
         self.answer, self.outlet = answer, outlet
@@ -471,7 +477,7 @@ class WatchedExchange:
             self.answer = self.outlet = None  # it may refer back here, and reference cycles are freed late
 
     def cut_off(self, reason: Reason) -> None:
-        """Ends the stream or call because its session or permission has endedor the sidecar stops. Idempotent."""
+        """Ends the stream or call because its session or permission has ended or the sidecar stops. Idempotent."""
         if self.cut is not None:
             return
         self.cut = reason
@@ -507,13 +513,15 @@ class UpstreamExchange(WatchedExchange):
         return asked_of(self.call, self.request.record)
 
     def wait_for_caller(self) -> None:
-        """Gives the caller at least `sessions.question_timeout_s` more: the server's request may need a person."""
+        """Extends the deadline to at least `sessions.question_timeout_s` from now, because a person may have to answer
+        the server's request."""
         if (deadline := self._deadline) is not None and deadline.at is not None:
             patience_s = self.request.now.settings.sessions.question_timeout_s
             deadline.at = max(deadline.at, self.request.loop.time() + patience_s)
 
     def progressed(self) -> None:
-        """Handles a progress notification, which restarts the call's deadline if the server's settings say so."""
+        """Handles a progress notification: if the server's settings say so, it restarts the time-out, up to
+        `longest_s` in total."""
         deadline, timeout_s = self._deadline, self.timeout_s
         if deadline is None or deadline.at is None or timeout_s is None or self.longest_s <= timeout_s:
             return
@@ -522,7 +530,8 @@ class UpstreamExchange(WatchedExchange):
         deadline.at = max(deadline.at, again)
 
     def post(self, message: Message | None, last_event_id: str | None = None) -> Coroutine[Any, Any, UpstreamAnswer]:
-        """Sends a message to the upstream. Awaited, it returns when the head of the answer has arrived."""
+        """Sends a message to the upstream, or a GET if it is None. Awaited, it returns when the head of the answer has
+        arrived."""
         request, session, service, verb, span = self.request, self.session, self.service, "POST", None
         if request.spans is not None:
             span, extra, message = request.spans.toward(self, message)
@@ -544,5 +553,5 @@ class UpstreamExchange(WatchedExchange):
 
     @property
     def patience_s(self) -> float:
-        """How long the upstream may take to begin its answer: the rest of the deadline, or its time-out."""
+        """How many seconds the upstream may take to begin its answer: the rest of the deadline, or its time-out."""
         return self.left_s(self.service.timeout_s)

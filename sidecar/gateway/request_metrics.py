@@ -31,7 +31,7 @@ def measure(metrics: Metrics, request: RequestContext) -> None:
         if refusal.reason is Reason.BAD_ARGUMENTS:
             metrics.schema_violated(server)
     decision, marks, series = record.decision, record.marks, None
-    # The aggregate frontend counts each server of a call to all servers or to none.
+    # For a call that names no server, the aggregate frontend measures each server.
     answered = "upstream" in marks and bool(server)
     kind = None if decision is None else decision.links[-1].kind
     tool = "" if metrics.tool_labels is None else _tool_label(metrics.tool_labels, request)

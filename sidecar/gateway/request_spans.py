@@ -125,8 +125,8 @@ class RequestSpans:
         self._parent = found
 
     async def reading(self, request: RequestContext, reading: Any) -> Any:
-        """Reads the request and begins its SERVER span, also for a refused request, because the audit record names the
-        trace."""
+        """Returns what `reading` returns, and begins the SERVER span, also for a refused request, because the audit
+        record names the trace."""
         try:
             return await reading
         finally:
@@ -176,7 +176,7 @@ class RequestSpans:
         return span.headers
 
     def traceparent(self, request: RequestContext) -> str:
-        """Returns the context of the SERVER span."""
+        """Returns the context of the SERVER span as a `traceparent`; "" if there is none."""
         return _carrier(self.begin(request)).get("traceparent", "")
 
     def _client(self, name: str, attributes: Attributes, server: Span) -> UpstreamSpan:
@@ -260,7 +260,7 @@ class UpstreamSpan:
         self._heard_ns: int | None = None
 
     async def followed(self, answering: Coroutine[Any, Any, UpstreamAnswer]) -> UpstreamAnswer:
-        """Returns an MCP server's answer. The span ends with it."""
+        """Returns an MCP server's answer. The span ends when the answer is closed."""
         try:
             answer = await answering
         except BaseException as error:
@@ -296,7 +296,7 @@ class UpstreamSpan:
         self._error, self.code = error, code
 
     def end(self, cause: BaseException | None = None) -> None:
-        """Ends the span, once. `cause` is the reason of an early end."""
+        """Ends the span, once. `cause` is the exception that ended it early, if any."""
         if self.has_ended:
             return
         self.has_ended = True

@@ -1,10 +1,12 @@
 """Seals values that a caller stores and returns: `requestState`, and the cursors of merged lists.
 
 A stateless server should bind its state to a user, but sees only the sidecar (MCP 2026-07-28). So the state is sealed
-here to the chain, the server, the method and the name called, and opened before a call is forwarded. The sealed state
-includes the approval that the call used, so its next round needs no other one. A call that waits for an approval
-receives a state without a server's. The cursor of a merged list holds the cursors of all servers with more entries. It
-is sealed to the chain and the list, because a server's cursor is returned to the server unread.
+here to the chain, the server, the method and the object called, and opened before a call is forwarded. It is valid for
+LASTS_S. The sealed state includes the approval that the call used, so its next round needs no other one. A call that
+waits for an approval receives a state without a server's.
+
+The cursor of a merged list holds the cursors of all servers with more entries. It is sealed to the chain and the list,
+because a server's cursor is returned to the server unread.
 """
 
 from __future__ import annotations
@@ -66,12 +68,14 @@ class RequestStates:
     now_s: Callable[[], float]
 
     def seal(self, caller: Caller, call: Call, state: str | None, approval: str = "") -> str:
+        """Returns the state that the caller receives for its next round of this call."""
         ends = int(self.now_s() + LASTS_S).to_bytes(_TIME_BYTES, "big")
         said = approval.encode() + b"\0" + (_NO_STATE if state is None else state.encode())
         return self.sealed.seal(ends + said, *_about(caller, call))
 
     def open(self, caller: Caller, call: Call, sealed: object) -> RequestState:
-        """Opens a state. Raises Refusal(MALFORMED_CALL), the same for every value that was not sealed for this."""
+        """Opens a state. Raises Refusal(MALFORMED_CALL), the same for an expired state and for every value that was not
+        sealed for this call."""
         said = self.sealed.open(sealed, *_about(caller, call))
         if said is None or int.from_bytes(said[:_TIME_BYTES], "big") < self.now_s():
             raise malformed("params.requestState is not one that this call was given", INVALID_PARAMS)

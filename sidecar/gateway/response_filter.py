@@ -2,7 +2,8 @@
 
 Every message is parsed, checked and rewritten: a message that cannot be parsed does not pass (threats L1), lists name
 only what the caller may use (I9), and a server's request to its client needs a policy row like any call (CONTRACT 1.4).
-Tasks are the reader's by `ownership.py`, and `response_rules.py` redacts a message before it is filtered.
+`ownership.py` finds the tasks in a message that belong to the reader, and `response_rules.py` redacts it before it is
+filtered.
 """
 
 from __future__ import annotations
@@ -87,7 +88,8 @@ class ResponseFilter:
 
     async def response(self, response: jsonrpc.Response, raw: bytes) -> FilteredMessage:
         """Filters a response and records the owner of a task that it creates. Yields to other work during long lists.
-        Raises Refusal: RESPONSE_REFUSED, or the denial of a request that it makes of the caller."""
+        Raises Refusal: RESPONSE_REFUSED, the denial of a request that it makes of the caller, the reason for which its
+        task is not allowed any more, TOO_MANY_CONCURRENT, STORE_UNAVAILABLE, AUDIT_UNAVAILABLE."""
         if len(raw) > LONG_BYTES:  # parsing took milliseconds and writing will: other work runs
             await asyncio.sleep(0)
         exchange, (request_id, result, error) = self.exchange, response
@@ -99,15 +101,14 @@ class ResponseFilter:
         owned = NOTHING
         if call.tasks or not plain:
             owned = await owned_in(self.shared.tasks, exchange.caller, call, response)
-        service = exchange.service
-        screen = exchange.judged_by.services.get(service.name, service).screen
+        screen = screen_of(exchange)
         rules = None if screen is None else await inspect(exchange, screen, response, raw, owned)
         if request_id is None or request_id not in self.expected:
             raise refused("it answers another request")
         earlier, lost, created, version = None, None, None, ""
         if session is not None and request_id != call.request_id:
             earlier = session.sent.get(request_id)
-            if earlier is None:  # an id of two calls
+            if earlier is None:  # two calls had this id, or the call is forgotten
                 raise refused("it answers another request")
         if earlier is None:
             if exchange.span is not None:
@@ -148,7 +149,8 @@ class ResponseFilter:
         return _new(FilteredMessage, (out, None, True, version, given, 200))
 
     async def other(self, message: jsonrpc.Request | jsonrpc.Notification, raw: bytes) -> FilteredMessage:
-        """Filters a request or notification. Raises Refusal: RESPONSE_REFUSED, or a denial of a server's request."""
+        """Filters a request or notification. A denied request is not passed on, and `reply` answers it. Raises Refusal:
+        RESPONSE_REFUSED, AUDIT_UNAVAILABLE."""
         if len(raw) > LONG_BYTES:
             await asyncio.sleep(0)
         exchange = self.exchange
@@ -206,8 +208,8 @@ class ResponseFilter:
     async def _result(
         self, response: jsonrpc.Response, result: dict[str, Any], owned: Owned
     ) -> tuple[str, tuple[SeenTasks, Question] | None]:
-        """Filters a result in place. Returns the revision that it agrees on, and the task that it creates with the
-        answered question."""
+        """Filters a result in place. Returns the revision that it agrees on ("" for none), and the task that it creates
+        with the question of the answered call."""
         version = ""
         if self.exchange.call.method == "initialize":
             version = str(result.get("protocolVersion"))
@@ -224,7 +226,7 @@ class ResponseFilter:
                 result[member] = await self._entries(member, result[member], left_out)
         meta = result.get("_meta")
         if isinstance(meta, dict):
-            meta.pop(LEFT_OUT, None)  # no server reports the entries that are omitted here
+            meta.pop(LEFT_OUT, None)  # only the sidecar reports the entries that it omits
         if left_out:
             told = [one._asdict() for one in left_out[:MAX_LEFT_OUT]]
             result["_meta"] = {**(meta if isinstance(meta, dict) else {}), LEFT_OUT: told}
@@ -275,7 +277,8 @@ class ResponseFilter:
         return shown
 
     def _listed(self, member: str, entry: object, now_s: float, left_out: list[LeftOut]) -> bool:
-        """Reports whether an entry is shown. An omitted entry that the reader may use is added to `left_out`."""
+        """Reports whether an entry is shown. An entry that is omitted although the reader may use it is added to
+        `left_out`, if it has no valid name or no usable schema."""
         exchange = self.exchange
         question = messages.entry_question(member, exchange.service.name, entry)
         if question is None:
@@ -303,7 +306,7 @@ class ResponseFilter:
 
     def _usable(self, question: Question, entry: Any, now_s: float) -> bool:
         """Reports whether the tool is on and callable and, if tools are pinned, whether this entry equals the pin: the
-        server might answer sidecar's own list differently (threats L6)."""
+        server might answer the sidecar's own list differently (threats L6)."""
         if self.shared.switch.ledger.switched_off.find(question.object, now_s) is not None:
             return False
         catalogue, rules = self.exchange.service.catalogue, self.exchange.judged_by
@@ -317,7 +320,8 @@ class ResponseFilter:
         return False
 
     def _legible(self, entries: list[Any]) -> list[Any]:
-        """Applies the upstream's `hidden_text` setting to the text that a model will read (threats L7)."""
+        """Applies the upstream's `hidden_text` setting to text that a model will read (threats L7): returns the entries
+        unchanged, without those that have hidden characters, or without these characters."""
         treatment = self.exchange.service.definition.hidden_text
         if treatment == "flag":
             return entries
@@ -326,7 +330,7 @@ class ResponseFilter:
         return [entry for entry in map(_stripped, entries) if entry is not None]
 
     def _may_list(self, question: Question, now_s: float) -> bool:
-        """Returns whether an entry is listed. Lists show what can be called; in shadow mode, everything."""
+        """Returns whether policy lists an entry: if a call of it may be allowed, and in shadow mode always."""
         rules = self.exchange.judged_by
         return rules.shadows(now_s) or rules.engine.may_list(self.exchange.caller.chain, question, now_s)
 
@@ -353,7 +357,7 @@ class ResponseFilter:
         return FilteredMessage(jsonrpc.encode_request(shown._replace(params=params)))
 
     async def _ask(self, method: str) -> Decision:
-        """Returns the decision on a server's request, which is recorded; shadow mode allows it."""
+        """Returns the decision on a server's request to its client, which is recorded; shadow mode allows it."""
         exchange, now_s = self.exchange, self.shared.live.clock()
         question = messages.server_question(exchange.service.name, method)
         decision = exchange.judged_by.engine.decide(exchange.caller.chain, question, now_s)

@@ -1,7 +1,8 @@
 """Applies an upstream's response rules to each message.
 
-The order is size limit, `outputSchema`, redaction, audit: a schema describes the server's message, and the record shows
-the message sent to the caller. Finds the call of a message; `redaction.py` finds what to remove.
+The order is size limit, `outputSchema`, redaction, audit: a schema describes the server's message, and the record
+describes the message that the caller receives. This module finds the call that a message belongs to; `redaction.py`
+finds what to remove.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ async def inspect(
     Raises Refusal(RESPONSE_REFUSED)."""
     first = _asked(exchange, message)
     asked, result = _in_the_end(first, message, owned)
-    # Pending requests are stored for a limited time; the rules of a forgotten call must apply after it too.
+    # A session remembers a limited number of calls. The rules of a forgotten one must still apply to its answer.
     strictly = first != exchange.asked
     reading = screen.reading(asked.method, asked.tool, strictly=strictly)
     if reading.max_bytes is not None and len(raw) > reading.max_bytes:
@@ -64,7 +65,7 @@ async def inspect(
         await _check_output(exchange, asked.tool, result, reading)
     if isinstance(message, Response) and message.result is result:
         replaced = await _screened(reading, message)
-    else:  # a message next to an answer belongs to some call; on a one-way stream, to an unknown one
+    else:  # a message that is no answer may belong to any call
         around = screen.reading(first.method, first.tool, strictly=strictly or not isinstance(message, Response))
         replaced = await _screened(around, message)
         if result is not None:  # rules address a result without its envelope
@@ -78,7 +79,8 @@ def screen_of(exchange: UpstreamExchange) -> ResponseScreen | None:
 
 
 def _asked(exchange: UpstreamExchange, message: Message) -> PendingRequest:
-    """Returns the call that a message belongs to: an earlier one for answers on a stream opened later."""
+    """Returns the call that a message belongs to: an earlier one for answers on a stream opened later. Raises
+    Refusal(RESPONSE_REFUSED) for an answer to an unknown call."""
     session = exchange.session
     if session is None or not isinstance(message, Response) or message.id == exchange.call.request_id:
         return exchange.asked
@@ -95,7 +97,7 @@ def _in_the_end(asked: PendingRequest, message: Message, owned: Owned) -> tuple[
         plain = isinstance(message.result, dict) and task_messages.created_in(message.result) is None
         return asked, message.result if plain else None
     result = task_messages.result_in(message, whole=asked.method == "tasks/result")
-    if result is None or (not owned and not isinstance(message, Response)):  # a message without an owner is dropped
+    if result is None or (not owned and not isinstance(message, Response)):  # its task is another's: it is dropped
         return asked, None
     if len(owned) != 1:
         raise refused("its result is of a task that has no id")

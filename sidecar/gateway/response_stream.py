@@ -44,7 +44,7 @@ Passing = Callable[[EventStream], Awaitable[bool]]
 
 class ResponseStream:
     """Moves one upstream's answer to one caller and records its outcome. `passage` None: the messages are already
-    filtered. `last_event_id` is the last event passed on, `retry_s` the upstream's delay before resuming."""
+    filtered. `last_event_id` is the upstream's id of the last event read, `retry_s` its delay before resuming."""
 
     last_event_id: str | None = None
     retry_s = RETRY_S
@@ -63,7 +63,8 @@ class ResponseStream:
         return await self.exchange.request.respond(passed.status, passed.out or b"", JSON)
 
     async def whole(self, answer: UpstreamAnswer) -> FilteredMessage:
-        """Returns the answer's message, from a body or a stream; other messages of a stream are dropped."""
+        """Returns the filtered answer, from a body or a stream; other messages of a stream are dropped. Raises
+        Refusal, also for a status other than 200."""
         passage = self.passage
         try:
             if answer.status != 200:
@@ -95,7 +96,7 @@ class ResponseStream:
         raise Refusal(Reason.UPSTREAM_FAILED, "its stream ended without an answer")
 
     async def told(self, answer: UpstreamAnswer) -> FilteredMessage:
-        """Like `whole`, and also returns an error that a server sends with its own status."""
+        """Like `whole`, but returns a JSON-RPC error that the server sends with one of PROTOCOL_STATUSES."""
         if answer.status not in PROTOCOL_STATUSES or answer.media_type != JSON:
             return await self.whole(answer)
         said = jsonrpc.encode_response(await self._error(answer))
@@ -132,6 +133,7 @@ class ResponseStream:
         return await self._stream(answer, partial(self.pass_on, answer), until_answer=False)
 
     async def hold(self, paired: SseSession, endpoint: str) -> web.StreamResponse:
+        """Sends the stream of an HTTP+SSE session until it is closed. Its caller sends messages to `endpoint`."""
         return await self._stream(paired, partial(paired.hold, endpoint), until_answer=False)
 
     async def _refusal(self, answer: UpstreamAnswer) -> Refusal:
@@ -213,7 +215,8 @@ class ResponseStream:
             await sent.end()
 
     async def _events(self, source: Closable, passing: Passing, sent: EventStream, until_answer: bool) -> bool:
-        """Passes on events until the answer, or the end of the stream; returns True when the answer came."""
+        """Passes on events until the answer, or the end of the stream; returns True when the answer came. A stream that
+        was cut off without a denial ends normally."""
         try:
             with self.exchange.streaming(source, sent):
                 return await passing(sent)
@@ -224,7 +227,7 @@ class ResponseStream:
             if until_answer or ANSWERS[cut].status == "permission_denied":
                 raise Refusal(cut) from None
             await sent.write(sse.encode_farewell(cut.value))
-            return False  # a stream that was closed because it was not needed any more ended normally
+            return False
 
     async def _until_answer(self, answer: UpstreamAnswer, sent: EventStream) -> bool:
         if await self.pass_on(answer, sent, until_answer=True):
@@ -313,7 +316,7 @@ def _hint(event: sse.SseEvent, event_id: str | None) -> bytes:
 
 
 def withhold(answer: object) -> None:
-    """Reports to a waiting call that its input request does not reach the caller."""
+    """Reports to the upstream of a refused answer that a request for input in it does not reach the caller."""
     if isinstance(answer, UpstreamAnswer):
         answer.withhold()
 

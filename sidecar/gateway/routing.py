@@ -1,8 +1,8 @@
 """Routes requests by address and checks their envelope.
 
-Checks the listener, Host and Origin, path, verb, media type and size before the caller is authenticated. The path is
-matched on its raw bytes against a strict grammar, never on decoded text (threats H5). Every header is read line by
-line, because two parsers may resolve repeated lines differently (H4).
+Checks framing, Host, Origin, path and verb before the caller is authenticated, and the media type and size of a body
+when it is read. The path is matched on its raw bytes against a strict grammar, never on decoded text (threats H5).
+Every header is read line by line, because two parsers may resolve repeated lines differently (H4).
 """
 
 from __future__ import annotations
@@ -51,8 +51,9 @@ _TASK = "([A-Za-z0-9-]{1,64})"
 _SERVER = "([a-z0-9]+(?:-[a-z0-9]+)*)"
 _STEP = r"[A-Za-z0-9_\-][A-Za-z0-9_.\-]*"  # a leading dot is ambiguous in a path
 _NAME = rf"((?=.{{1,128}}\Z){_STEP}(?:/{_STEP})*)"
-# Every address of the data listener (CONTRACT 5): kind, pattern of the raw path, verbs. The first group names a server;
-# an empty one is the aggregate address. The second names a tool, a task, or what follows an agent's name.
+# Every address of the data listener (CONTRACT 5): kind, pattern of the raw path, verbs. The first group is the name of
+# a server or an agent, or a push's handle; it is empty at the aggregate address and at addresses without a name. The
+# second is a tool, a task, an approval, or the rest of the path after an agent's name.
 ROUTES: Sequence[tuple[str, re.Pattern[str], tuple[str, ...]]] = (
     (MCP, re.compile(rf"/mcp/{_SERVER}/?\Z"), ("POST", "GET", "DELETE")),
     (SSE, re.compile(rf"/mcp/{_SERVER}/sse\Z"), ("GET",)),
@@ -81,8 +82,7 @@ MAX_NAMES, MAX_NAME_BYTES = 1024, 64
 _ABSOLUTE = re.compile(r"https?://([A-Za-z0-9.:\[\]_-]{1,300})((?:[/?].*)?)", re.IGNORECASE)
 _TOOL = re.compile(rf"{_NAME}\Z")
 WHOLE = frozenset({"", "/", "/v1", "/v1/"})
-"""The remainder of a path that names a whole upstream. An agent has three such paths; the one of the original models is
-/agents/{id}/v1."""
+"""The rest of a path that names a whole upstream. Callers of the original data models use /agents/{id}/v1."""
 _A2A = ("/agents/", "/.well-known/agents/", "/a2a/", "/api/nhi/")
 _PLAIN = re.compile(rf"/mcp/{_SERVER}/(?:tools|approvals)(?:[/?]|\Z)")
 _SESSION = re.compile(r"session_id=([A-Za-z0-9_\-]{1,128})\Z")
@@ -162,8 +162,8 @@ def known_headers(request: web.BaseRequest) -> Headers:
 
 
 def check_envelope(request: web.BaseRequest, headers: Headers, entrance: Entrance) -> None:
-    """Checks everything before the address. Raises Refusal: MALFORMED_CALL, or ORIGIN_REFUSED for a foreign Host or
-    Origin, so that a browser page cannot call (threats H8)."""
+    """Checks everything before the address. Raises Refusal: MALFORMED_CALL; ORIGIN_REFUSED for a foreign Host or
+    Origin, so that a browser page cannot call (threats H8), and for the headers of a proxy at a local listener."""
     if request.version is not HttpVersion11 or "transfer-encoding" in headers:
         check_framing(request.version, headers)
     if request.raw_path[:1] != "/":
@@ -188,7 +188,8 @@ def check_framing(version: HttpVersion, headers: Headers) -> None:
 
 
 def origin_form(target: str) -> str:
-    """Returns path and query of a request target. Other forms are returned unchanged (RFC 9112, 3.2.1 and 3.2.2)."""
+    """Returns path and query of a request target in origin or absolute form (RFC 9112, 3.2.1 and 3.2.2). A target in
+    another form is returned unchanged."""
     if target[:1] == "/":
         return target
     match = _ABSOLUTE.fullmatch(target)
@@ -204,8 +205,8 @@ def check_target(target: str, headers: Headers) -> None:
 
 
 def route_of(raw_path: str, verb: str, aliases: Aliases = NO_ALIASES, prefix: str = "") -> Route:
-    """Returns the route of a request target. `prefix` is the path under which callers see sidecar; RFC 9728 (3.1) puts
-    it behind the well-known part. Raises Refusal: MALFORMED_CALL, ROUTE_UNKNOWN or VERB_NOT_ALLOWED."""
+    """Returns the route of a request target. `prefix` is the path under which callers see the sidecar; RFC 9728 (3.1)
+    puts it behind the well-known part. Raises Refusal: MALFORMED_CALL, ROUTE_UNKNOWN or VERB_NOT_ALLOWED."""
     path = raw_path.partition("?")[0]
     if not (prefix or aliases):
         return _route_of(path, verb)
@@ -349,7 +350,7 @@ class BodyBounds:
 
 
 def arrived_body(request: web.BaseRequest, headers: Headers, bounds: BodyBounds, *, a2a: bool = False) -> bytes | None:
-    """Returns a body that arrived with its head; None if there is more. Raises Refusal as `read_body` does."""
+    """Returns a body that has arrived completely; None if more is to come. Raises Refusal as `read_body` does."""
     types = headers.get("content-type", ())
     if types != _ONLY_JSON and (len(types) != 1 or not (_A2A_JSON if a2a else _JSON).match(types[0])):
         raise Refusal(Reason.UNSUPPORTED_MEDIA_TYPE)
@@ -378,9 +379,10 @@ async def read_body(
     *,
     a2a: bool = False,
 ) -> bytes:
-    """Returns the whole body, which must be JSON by its media type, or A2A's. The reader is `who`. `grow` receives the
-    size so far, and may refuse it. Raises Refusal: UNSUPPORTED_MEDIA_TYPE, TOO_LARGE, MALFORMED_CALL, CALLER_GONE,
-    OVERLOADED if its connection is needed for others."""
+    """Returns the whole body, which must have the media type of JSON or, with `a2a`, that of A2A. `who` is the caller,
+    whose waiting bodies are bounded together. `grow` receives the size so far in bytes, and may refuse it. Raises
+    Refusal: UNSUPPORTED_MEDIA_TYPE, TOO_LARGE, MALFORMED_CALL, CALLER_GONE, OVERLOADED if its connection is needed for
+    others."""
     if (whole := arrived_body(request, headers, bounds, a2a=a2a)) is not None:
         grow(len(whole))
         return whole
@@ -388,7 +390,7 @@ async def read_body(
 
 
 async def received_body(request: web.BaseRequest, bounds: BodyBounds, grow: Callable[[int], None], who: str) -> bytes:
-    """Returns the whole body, of any media type. Raises Refusal as `read_body` does."""
+    """Returns the whole body, of any media type. Raises Refusal as `read_body` does, except UNSUPPORTED_MEDIA_TYPE."""
     content = request.content
     if content.is_eof() and content.exception() is None:
         whole = _bounded(content.read_nowait(-1), bounds)
@@ -440,8 +442,8 @@ def _bounded(body: Body, bounds: BodyBounds) -> Body:
 
 
 def correlation_of(headers: Headers, name: str) -> str:
-    """Returns a run, thread or request id of the caller: recorded and bounded in length, but never used for
-    decisions."""
+    """Returns the run or thread id in a header of the caller; "" for none, several or a malformed one. It is recorded,
+    but never used for decisions."""
     lines = headers.get(name, ())
     return correlation_in(lines[0]) if len(lines) == 1 else ""
 

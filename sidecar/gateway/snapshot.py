@@ -62,7 +62,7 @@ from sidecar.vocabulary import Call, Chain, Decision, Question, RuleRef
 if TYPE_CHECKING:
     from sidecar.gateway.request_spans import RequestTracing
 
-MAX_ENDING = 200  # rows that have an end
+MAX_ENDING = 200  # rows, those that end first
 MAX_PAST, MAX_PAST_ROWS = 5, 50_000  # policies that served before, and their rows together
 MAX_LIMIT_LABELS = 1_000  # of rules with a limit, in metrics; the rest is labelled `other`
 SelfTest = Callable[[Engine, PolicySource, Path, Budgets], list[Fault]]
@@ -107,7 +107,8 @@ _MESSAGES = {operation.action: _names_in(operation.request) for operation in (SE
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """One MCP server. A call may take `timeout_s`, with progress `longest_s`. `sightings`: suspicious definitions."""
+    """One MCP server. A call may take `timeout_s` seconds, with progress `longest_s`. `sightings` are the tool
+    definitions that were listed and differ from their pin."""
 
     name: str
     definition: Definition
@@ -146,7 +147,7 @@ class Service:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """Everything that a request reads.  `base_url` is the sidecar's URL for callers, without a trailing slash.
+    """Everything that a request reads. `base_url` is the sidecar's URL for callers, without a trailing slash.
 
     `shadow_until` (seconds since the epoch) is when enforcement begins; None means from the start. `keys_digest`
     changes with every file of keys and credentials that settings name. `required` holds the digest of each tool of a
@@ -193,7 +194,8 @@ class Snapshot:
         return self.shadow_until is not None and now_s < self.shadow_until
 
     def says_the_same_as(self, other: Snapshot) -> bool:
-        """Reports whether operators would notice no difference."""
+        """Reports whether operators would notice no difference: in policy, settings, budgets, pins, keys, and disabled
+        principals."""
         return _noticed(self) == _noticed(other)
 
     def approves(self, server: str, tool: str, digest: str) -> bool:
@@ -202,7 +204,8 @@ class Snapshot:
         return required is None or (digest != "" and required.get(tool) == digest)
 
     def service(self, server: str) -> Service:
-        """Returns a server. Runs after policy, so that only callers with permission learn whether it exists."""
+        """Returns a server. Runs after policy, so that only callers with permission learn whether it exists. Raises
+        Refusal(UPSTREAM_UNKNOWN)."""
         service = self.services.get(server)
         if service is None:
             raise Refusal(Reason.UPSTREAM_UNKNOWN)
@@ -224,6 +227,7 @@ class Snapshot:
         return name in WIRE_METHODS or name in OWN_METHODS
 
     def has(self, question: Question) -> bool | None:
+        """Reports whether the object of a question exists; None if that is not known. Does no I/O."""
         word, _, rest = question.object.partition(":")
         if word == "nhi":
             agent = self.agents.get(rest)
@@ -236,7 +240,8 @@ class Snapshot:
         return {**self.services, **self.agents}
 
     def agent(self, name: str) -> AgentUpstream:
-        """Returns an agent. Runs after policy, so that only callers with permission learn whether it exists."""
+        """Returns an agent. Runs after policy, so that only callers with permission learn whether it exists. Raises
+        Refusal(UPSTREAM_UNKNOWN)."""
         agent = self.agents.get(name)
         if agent is None:
             raise Refusal(Reason.UPSTREAM_UNKNOWN)
@@ -270,6 +275,7 @@ class Snapshot:
         return {name: self.engine.decide(chain, question, now_s) for name, question in questions.items()}
 
     def speaks(self, agent: str, transport: Transport) -> bool:
+        """Reports whether an agent is offered to callers over a transport."""
         offer = self.offers.get(agent)
         return offer is None or transport in offer.transport_protocols
 
@@ -397,7 +403,8 @@ def snapshot_from(
     egress: Egress = DIRECT,
     operators: Mapping[bytes, AdminCredential] = {},
 ) -> Snapshot:
-    """Builds a snapshot and runs the policy's own tests. Raises PolicyError with every test that fails."""
+    """Builds a snapshot and, with `policy.self_test`, runs the policy's own tests. Raises PolicyError with every test
+    that fails."""
     policy, pins = settings.policy, beside.pins
     offers = {name: offer for name, _, offer in settings.offers()}
     budgets = replace(beside.budgets, offers=entries_of(offers))
@@ -478,7 +485,7 @@ class Live:
     requests: set[Any] = field(default_factory=set)
     tracing: RequestTracing | None = None
     past: tuple[PastPolicy, ...] = ()
-    """The policies that served before, newest first, within the size limit."""
+    """The policies that served before, newest first: at most MAX_PAST, with MAX_PAST_ROWS rows together."""
     _readers: dict[int, int] = field(default_factory=dict)
 
     def serve(self, new: Snapshot) -> None:
@@ -492,7 +499,7 @@ class Live:
             self.past = tuple(past for past, so_far in zip(before, rows, strict=True) if so_far <= MAX_PAST_ROWS)
 
     def take(self) -> Snapshot:
-        """Returns the snapshot for work other than a request. The caller must call `leave` at its end."""
+        """Returns the current snapshot for work other than a request, which must pass it to `leave` at its end."""
         taken = self.current
         self._readers[id(taken)] = self._readers.get(id(taken), 0) + 1
         return taken

@@ -18,8 +18,8 @@ from sidecar.http.server.event_stream import EventStream, SharedEventStream
 from sidecar.protocols import sse
 from sidecar.protocols.jsonrpc import Message, Notification, Request
 
-# The number of concurrent calls of one stream; for more, a caller opens a second stream. Notifications and answers are
-# counted separately, so that 64 calls that wait for the caller's answer do not keep it out.
+# The maximum number of concurrent calls of one stream; for more, a caller opens a second stream. Notifications and
+# answers are counted separately, so that calls that wait for the caller's answer do not keep it out.
 MAX_CALLS: Final = 64
 MAX_WORDS: Final = 64
 
@@ -50,12 +50,13 @@ class SseSession:
         self._closed.set()
 
     def outlet(self) -> SharedEventStream:
+        """Returns the part of the stream for one answer."""
         assert self._stream is not None, "nothing is taken before the stream is open"
         return SharedEventStream(self._stream.response, self._stream, shared=True)
 
     async def hold(self, endpoint: str, stream: EventStream) -> bool:
-        """Keeps the stream open until closed; its caller POSTs to `endpoint`. Raises Refusal with the reason for which
-        it closed."""
+        """Keeps the stream open until it is closed; its caller POSTs to `endpoint`. Then raises Refusal with the reason
+        for which it was closed."""
         self._stream = stream
         await stream.write(sse.encode_endpoint(endpoint))
         async with asyncio.TaskGroup() as self._group:

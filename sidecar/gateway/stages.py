@@ -44,7 +44,8 @@ class Carrier(Protocol[Answer]):
 
 @dataclass(slots=True)
 class Stages:
-    """`draining` refuses new work; `inside` counts the calls in progress."""
+    """The stages and what they need. While `draining`, new work is refused; `inside` counts the calls in progress.
+    `clock` returns seconds since the epoch."""
 
     limiter: Limiter
     session_calls: SessionCalls
@@ -60,10 +61,10 @@ class Stages:
     async def carry_out(
         self, request: CallContext, caller: Caller, frontend: Carrier[Answer], operation: ParsedOperation
     ) -> Answer:
-        """Carries one operation from the decision to the answer. `drain` waits for it."""
+        """Carries one operation from the decision to the answer. Raises Refusal."""
         (call, content, begins, charges), record, now, large = operation, request.record, request.now, request.large
         marks, read_clock = record.marks, record.now_s
-        # Without this, a call that waits for its caller's answer would never end.
+        # Operations that begin no work are always admitted: a call may wait for its caller's answer to its server.
         if begins and (self.draining or self.load_shedding.refused_share or self.refusals.refused):
             self.admit(request)
         self.inside += 1
@@ -214,7 +215,6 @@ class Stages:
 
 
 def _was_not_sent(refusal: Refusal) -> bool:
-    """Reports whether nothing reached the upstream because its breaker had just opened, or because of a missing
-    credential or connection."""
+    """Reports whether nothing reached the upstream: its breaker is open, or there was no credential or connection."""
     unreached = isinstance(refusal.__cause__, ConnectFailed | QueueFull)
     return refusal.reason is Reason.UPSTREAM_OPEN or isinstance(refusal, Unsent) or unreached

@@ -32,7 +32,7 @@ class ApprovalState(StrEnum):
     APPROVED = "approved"
     USED = "used"  # by the one call that it was for
     REFUSED = "refused"
-    EXPIRED = "expired"  # not answered, or not used, in time; or its approver lost the role
+    EXPIRED = "expired"  # not answered, or not used, in time; or its approver lost the role or was disabled
     WITHDRAWN = "withdrawn"  # its caller cancelled what waited for it
 
 
@@ -170,7 +170,7 @@ class ApprovalRecord(NamedTuple):
         return self.state is ApprovalState.APPROVED and now_s >= self.usable_until_s
 
     def answered(self, verdict: PersonAnswer, *, approves: bool) -> ApprovalRecord:
-        """Applies one person's answer. It is approved once every demanded role is answered for."""
+        """Returns the record with one person's answer. It is approved once every demanded role is answered for."""
         changed = self._replace(given=(*self.given, verdict), unrecorded=GIVEN if approves else REFUSED)
         if not approves:
             return changed.moved(ApprovalState.REFUSED)
@@ -180,6 +180,7 @@ class ApprovalRecord(NamedTuple):
         return changed._replace(usable_until_s=verdict.at_s + lasts_s).moved(ApprovalState.APPROVED)
 
     def moved(self, state: ApprovalState) -> ApprovalRecord:
+        """Returns the next revision, in another state. Raises ValueError for a move that MOVES does not have."""
         if state not in MOVES[self.state]:
             raise ValueError(f"an approval that is {self.state} cannot become {state}")
         return self._replace(state=state, revision=self.revision + 1)

@@ -1,8 +1,8 @@
 """Requires approvals of calls, and takes people's answers.
 
 A call that policy allows only with an approval passes here after its arguments are checked. The first such call makes a
-request for approval. That call and every later call alike waits, is refused, or uses the approval. Answers come from
-the admin API on any replica: they are in the store, which the held calls poll.
+request for approval. That call and every later call alike waits, is refused, or uses the approval. People answer by the
+admin API of any replica; the answers are in the store, which each replica polls for its held calls.
 """
 
 from __future__ import annotations
@@ -143,8 +143,8 @@ class Approvals:
         return record
 
     async def use(self, record: ApprovalRecord, request: CallContext) -> ApprovalRecord:
-        """Uses an approval for one decision, which is recorded next; returns it as it is stored. Raises
-        Refusal(APPROVAL_PENDING) if a call alike used it first."""
+        """Uses an approval for one decision, which is recorded next; returns it as it is stored. Raises Refusal:
+        APPROVAL_PENDING if a call alike used it first, STORE_UNAVAILABLE."""
         used = record
         if record.valid_s is None:
             if record.state is ApprovalState.USED:
@@ -160,7 +160,8 @@ class Approvals:
         return used
 
     async def give_back(self, record: ApprovalRecord) -> None:
-        """Makes an approval usable again whose decision could not be recorded, so that nothing was executed."""
+        """Makes an approval usable again whose first decision could not be recorded, so that nothing was executed.
+        Raises RecordStoreOut."""
         if record.state is ApprovalState.USED and not record.rounds:
             await self.store.reopen(record._replace(used_by="").moved(ApprovalState.APPROVED), "", 0.0)
 
@@ -185,7 +186,7 @@ class Approvals:
         return None if page is None else f"{page}{record.name}"
 
     async def state_for(self, caller: Caller, name: str) -> ApprovalRecord | None:
-        """Returns the caller's own request for approval; None if there is none of this name."""
+        """Returns the caller's own request for approval; None if there is none of this name. Raises like `find`."""
         record = await self.find(name)
         return record if record is not None and record.caller.binding == caller.binding else None
 
@@ -280,7 +281,7 @@ class Approvals:
         return record
 
     async def _held_for(self, record: ApprovalRecord, wait: ApprovalWait) -> ApprovalRecord:
-        """Waits for an answer, at most `wait.hold_s`."""
+        """Waits for an answer, at most `wait.hold_s`. Returns the record in its last state, EXPIRED if it is gone."""
         loop, answered, tick = asyncio.get_running_loop(), asyncio.Event(), wait.tick
         until_s = loop.time() + wait.hold_s
         with self.listening(record.name, answered):
@@ -326,12 +327,13 @@ class Approvals:
     # --- people ---
 
     async def page(self, state: ApprovalState | None, limit: int, offset: int) -> tuple[Sequence[ApprovalRecord], int]:
-        """Returns a page of all requests in a state, newest first, and the total. Raises RecordStoreOut."""
+        """Returns a page of all requests in a state (None: in any), newest first, and the total. Raises RecordStoreOut,
+        Refusal(AUDIT_UNAVAILABLE)."""
         found, total = await self.store.page(None, RecordPage((TARGET,), state and state.value, limit, offset))
         return [await self._up_to_date(record) for record in found], total
 
     async def get(self, name: str) -> ApprovalRecord:
-        """Returns one request for approval. Raises ApprovalError, RecordStoreOut."""
+        """Returns one request for approval. Raises ApprovalError if there is none of this name, and like `find`."""
         if (record := await self.find(name)) is None:
             raise ApprovalError(f"no request for approval is named {name}", 404)
         return record

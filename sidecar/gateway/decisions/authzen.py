@@ -1,8 +1,8 @@
 """Decides AuthZEN requests. Each question is decided like a call.
 
-MCP's own parser reads questions about tools, prompts and resources of an MCP server that is served here, from a message
-made of the question; pins and argument schemas are checked too. For other objects, policy, kill switch and limits
-decide.
+A question about an MCP server that is served here, or a tool, prompt or resource of it, is made into the message that a
+caller would send, and read and checked like it: pins and argument schemas are checked too. For other objects, policy,
+kill switch and limits decide.
 """
 
 from __future__ import annotations

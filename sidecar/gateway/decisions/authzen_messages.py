@@ -1,7 +1,7 @@
 """Reads the requests of AuthZEN's Authorization API 1.0.
 
-Unknown members are ignored. A member that is missing or has another type is a fault that names its place; it never gets
-a default value.
+Unknown members are ignored. A required member that is missing, and a member of another type, are faults that name their
+place.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _NOTHING: Mapping[str, Any] = {}  # read-only by its type
 
 
 class Evaluation(NamedTuple):
-    """One question. The id that a search looks for is ""."""
+    """One question. In a search, the subject or resource that it looks for may have no id, and the action is empty."""
 
     subject: Mapping[str, Any]
     action: Mapping[str, Any]
@@ -43,7 +43,8 @@ class Evaluations(NamedTuple):
 
 
 class SearchRequest(NamedTuple):
-    """A search. `limit` None is the default limit, or that of the previous page, whose `token` this is."""
+    """A search. `token` is that of the next page, "" for the first one. `limit` None is the default limit, or with a
+    token the limit of the page before."""
 
     searched: Searched
     evaluation: Evaluation

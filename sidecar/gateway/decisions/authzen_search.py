@@ -56,8 +56,8 @@ class AuthzenSearch:
     async def answer(
         self, search: SearchRequest, names: Vocabulary, http: AskedRequest, name: str, request_id: str | None
     ) -> tuple[int, Mapping[str, Any]]:
-        """Returns the HTTP status and the answer, which is recorded. Raises Refusal(MALFORMED_CALL) for a token of
-        another search or another policy."""
+        """Returns the HTTP status and the answer, which is recorded. Raises Refusal(MALFORMED_CALL), unrecorded, for a
+        token of another search or another policy."""
         pipeline, writer, found = self.asking.point.pipeline, DecisionWriter(frozenset(Reason)), dict[str, Any]()
         position = position_of(search, names, pipeline.live.current.engine.revision)
 
@@ -298,7 +298,8 @@ def _candidates(search: SearchRequest, scope: Scope) -> Candidates:
 
 
 def position_of(search: SearchRequest, names: Vocabulary, revision: str) -> SearchPosition:
-    """Returns where a search begins. Raises Refusal(MALFORMED_CALL) for a token of another search."""
+    """Returns where a search begins. Raises Refusal(MALFORMED_CALL) for a token of another search, and for another
+    limit than that of the page before."""
     told = [revision, names.server, search.searched, *_asked_of(search)]
     digest = encode(hashlib.sha256(orjson.dumps(told, option=orjson.OPT_SORT_KEYS)).digest())
     limit = None if search.limit is None else min(search.limit, MAX_RESULTS)

@@ -131,7 +131,7 @@ class CheckedAgents(AgentFrontend):
 
 
 class PolicyQuestion:
-    """A question about an object that no upstream has. Policy, the kill switch and limits decide it."""
+    """The frontend of a question that only policy, the kill switch and limits decide."""
 
     folder = MCP
 

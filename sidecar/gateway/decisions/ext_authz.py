@@ -113,7 +113,7 @@ class ExtAuthzEndpoint:
         return path == PREFIX or path.startswith(f"{PREFIX}/")
 
     async def answer(self, http: web.BaseRequest, headers: Headers, path: str, name: str) -> web.StreamResponse:
-        """Answers one check. The peer is the enforcement point: no header reliably identifies the caller."""
+        """Answers one check. The peer is the enforcement point: no header reliably has the caller's address."""
         target = origin_form(http.raw_path)[len(PREFIX) :]
         fault, body = partial_fault(headers.get(PARTIAL, ())), b""
         if fault is None:

@@ -33,7 +33,8 @@ Peer = tuple[str, int]
 
 @dataclass(slots=True)
 class GrpcConnections:
-    """The connections of one port, which is known once it is open. `max_per_peer` 0 means no bound."""
+    """The connections of one port, which is known once it is open. `max_per_peer` 0 means no bound; `calls` counts the
+    running calls."""
 
     max_connections: int
     max_per_peer: int = 0
@@ -66,13 +67,15 @@ class GrpcConnections:
                 gone, told_s = 0, loop.time()
 
     def look(self, short: int = 0) -> int:
-        """Closes surplus connections, at least `short` ones to free descriptors. Returns how many it closed."""
+        """Closes surplus connections without a running call, `short` ones if that many descriptors are missing. Returns
+        how many it closed."""
         found = ((descriptor, _peer_at(descriptor, self.port)) for descriptor in _descriptors())
         there = {descriptor: peer for descriptor, peer in found if peer is not None}
         leaves = self.too_many(list(there.values()), short)
         return sum(_hang_up(descriptor, self.port, peer) for descriptor, peer in there.items() if peer in leaves)
 
     def too_many(self, there: list[Peer], short: int = 0) -> set[Peer]:
+        """Returns the peers of the connections to close, of those that are `there`."""
         of: dict[str, list[Peer]] = {}
         for peer in there:
             of.setdefault(peer_of(peer[0]), []).append(peer)
@@ -110,8 +113,9 @@ def _peer_at(descriptor: int, port: int) -> Peer | None:
 
 
 def _hang_up(descriptor: int, port: int, peer: Peer) -> bool:
-    """Shuts the connection down. grpc sees a disconnect, and closes its descriptor."""
-    if _peer_at(descriptor, port) != peer:  # it was closed in the meantime
+    """Shuts the connection down, unless the descriptor belongs to another one by now. grpc then closes the
+    descriptor."""
+    if _peer_at(descriptor, port) != peer:
         return False
     with suppress(OSError):
         sock = socket.socket(fileno=descriptor)

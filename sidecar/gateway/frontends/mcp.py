@@ -48,7 +48,8 @@ class McpFrontend:
         self.reader = RequestReader(self.forwarder.sessions)
 
     async def parse(self, request: RequestContext, caller: Caller, route: Route) -> ParsedOperation:
-        """Reads revision, session, method and parameters. Raises Refusal: malformed, unknown, no such session."""
+        """Reads revision, session, method and parameters. Raises Refusal: MALFORMED_CALL, METHOD_UNKNOWN,
+        SESSION_UNKNOWN, and others for a header or a body that cannot be used."""
         if request.verb != "POST":
             request.shape = AnswerShape.PLAIN  # opening a stream or ending a session has no JSON-RPC id to answer
             await self.forwarder.recall(request, caller)
@@ -80,7 +81,8 @@ class McpFrontend:
     async def check(
         self, request: RequestContext, caller: Caller, intent: ServerIntent, decision: Decision
     ) -> ServerIntent:
-        """Checks also the arguments of a tool call, against the tool's pinned definition and its schema."""
+        """Checks that the server exists, is on, and its breaker is closed; opens the `requestState` of a call that
+        continues; checks a tool call against the tool's pinned definition and its schema."""
         now, call = request.now, intent.call
         service = now.services.get(request.server) or now.service(request.server)
         if not isinstance(intent, LeaveIntent):  # a session can end also while its upstream is unavailable
@@ -141,6 +143,7 @@ def check_tool(now: Snapshot, tool: Tool, question: Question, decision: Decision
 
 
 def operation_of(request: RequestContext, intent: Intent) -> ParsedOperation:
+    """Returns an intent as an operation. Notifications and answers begin no work."""
     call = intent.call
     request.server = request.record.upstream = call.upstream
     begins = type(intent) is AskIntent or not isinstance(getattr(intent, "message", None), Notification | Response)

@@ -34,7 +34,7 @@ MESSAGE: Final = "A person must approve this call"
 def wait_of(
     request: RequestContext, caller: Caller, intent: AskIntent, states: RequestStates, *, came_again: bool
 ) -> ApprovalWait:
-    """Returns how the call waits. `came_again`: it brings a state that the sidecar issued."""
+    """Returns how the call waits. `came_again`: it is a repeated call, with the state of one that waits."""
     hold_s, meta = request.now.settings.approvals.hold, intent.message.params.get("_meta", {})
     if intent.era is not Era.STATELESS:
         if request.record.enforcement_point:  # an enforcement point waits for the decision
@@ -70,7 +70,7 @@ class HeldProgress:
     count: int = 0
 
     async def tell(self, *_: object) -> None:
-        """Raises Refusal(CALLER_GONE)."""
+        """Sends one progress notification. Raises Refusal(CALLER_GONE)."""
         outlet = await self.request.hold_outlet()
         self.count += 1
         params = {"progressToken": self.token, "progress": self.count * STEP, "message": MESSAGE}

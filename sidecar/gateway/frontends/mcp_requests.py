@@ -27,7 +27,8 @@ STREAM, END = "session/stream", "session/end"  # the methods of a GET and a DELE
 
 
 class AskIntent(NamedTuple):
-    """A request that waits for its answer. `session` is None in stateless revisions and for `initialize`."""
+    """A request that waits for its answer. `session` is None in stateless revisions and for `initialize`, except over
+    HTTP+SSE, where the session exists before it."""
 
     call: Call
     message: Request
@@ -52,7 +53,7 @@ class ReplyIntent(NamedTuple):
 
 
 class PairIntent(NamedTuple):
-    """A session of the HTTP+SSE transport, with its stream."""
+    """The stream of a new session of the HTTP+SSE transport."""
 
     call: Call
     session: None = None
@@ -67,6 +68,8 @@ class ListenIntent(NamedTuple):
 
 
 class LeaveIntent(NamedTuple):
+    """The end of a session, by its client's DELETE."""
+
     call: Call
     session: Session
 
@@ -90,14 +93,15 @@ Intent = ServerIntent | SpreadIntent
 
 @dataclass(frozen=True, slots=True)
 class RequestReader:
-    """Turns messages at one server's address into intents. `paired` is the session of HTTP+SSE, if any."""
+    """Turns requests at one server's address into intents."""
 
     sessions: Sessions
 
     def of_message(
         self, request: RequestContext, caller: Caller, message: jsonrpc.Message, paired: Session | None = None
     ) -> Intent:
-        """Returns the intent of a POST. Raises Refusal: malformed, unsupported, mismatched, or no such session."""
+        """Returns the intent of a POST; `paired` is the session of HTTP+SSE, if it belongs to one. Raises Refusal, such
+        as MALFORMED_CALL, METHOD_UNKNOWN, HEADER_MISMATCH, NOT_ACCEPTABLE, SESSION_UNKNOWN."""
         if isinstance(message, Response):
             return self._reply(request, caller, message, paired)
         if paired is not None:
@@ -133,12 +137,13 @@ class RequestReader:
         return self._of(request.server, message, SESSION, session.version, session)
 
     def of_stream(self, request: RequestContext) -> PairIntent:
-        """Returns the intent of a GET at the HTTP+SSE transport's address."""
+        """Returns the intent of a GET at the HTTP+SSE transport's address. Raises Refusal(NOT_ACCEPTABLE)."""
         check_accept(request.headers, EVENT_STREAM)
         return PairIntent(stream_call(request.server, STREAM, SESSION_VERSIONS[0]))
 
     def of_verb(self, request: RequestContext, caller: Caller) -> Intent:
-        """Returns the intent of a GET or a DELETE, which exist only in session revisions."""
+        """Returns the intent of a GET or a DELETE, which exist only in session revisions. Raises Refusal:
+        VERB_NOT_ALLOWED, MALFORMED_CALL, SESSION_UNKNOWN, NOT_ACCEPTABLE."""
         if not eras.STATELESS_SET.isdisjoint(request.headers.get(VERSION_HEADER, ())):
             raise Refusal(Reason.VERB_NOT_ALLOWED, allow=("POST",))
         session = self.session(request, caller)
@@ -154,7 +159,7 @@ class RequestReader:
         return LeaveIntent(stream_call(session.server, END, session.version), session)
 
     def _listen(self, session: Session, event_id: str = "") -> Intent:
-        """Opens the session's stream. An event id of another session begins a fresh one."""
+        """Opens the session's stream, or resumes one after an event. An event id of another session is ignored."""
         call = stream_call(session.server, STREAM, session.version)
         return ListenIntent(call, session, session.opened_event_id(event_id) if event_id else None)
 
@@ -175,7 +180,8 @@ class RequestReader:
         return session, request_id
 
     def session(self, request: RequestContext, caller: Caller, session: Session | None = None) -> Session:
-        """Returns the session that the request names. Raises Refusal: MALFORMED_CALL, or SESSION_UNKNOWN."""
+        """Returns the session that the request names, or the given `session`. Raises Refusal: MALFORMED_CALL,
+        VERSION_UNSUPPORTED, SESSION_UNKNOWN."""
         if session is None:
             lines, versions = (request.headers.get(name, ()) for name in ("mcp-session-id", VERSION_HEADER))
             if len(lines) != 1 or not lines[0]:

@@ -6,9 +6,9 @@
     GET  /mcp/{server}/approvals/{id}   → McpApproval: the state of an approval that a call waits for
 
 A call that needs a person's approval is answered 202 with the address of that approval; repeating the call returns the
-result. Each request becomes a stateless `tools/list` or `tools/call` with the pipeline's checks. The caller cannot
-answer a server, so the message declares no capabilities, and only the complete answer is sent. The names of the models
-are those of the original data models; the text beside their fields appears in the OpenAPI document.
+result. A request to `tools` becomes a stateless `tools/list` or `tools/call` with the pipeline's checks. The caller
+cannot answer a server, so the message declares no capabilities, and only the complete answer is sent. The names of the
+models are those of the original data models; the annotations of their fields appear in the OpenAPI document.
 """
 
 from __future__ import annotations
@@ -115,6 +115,7 @@ class McpApproval:
 
 
 def told_approval(record: ApprovalRecord) -> McpApproval:
+    """Returns the state of a request for approval as its caller receives it."""
     usable = rfc3339(record.usable_until_s) if record.state is ApprovalState.APPROVED else None
     return McpApproval(record.name, record.state, rfc3339(record.deadline_s), usable)
 
@@ -181,7 +182,7 @@ class RestFrontend(McpFrontend):
         for _ in range(MAX_PAGES):
             more: dict[str, Any] = {}
             if cursor is not None:
-                try:  # each page, as for an MCP caller
+                try:  # each further page is charged, as for an MCP caller
                     self.session_calls.charge(exchange.caller.last.name)
                 except Refusal as refusal:
                     if not exchange.request.excuse(refusal):
@@ -222,6 +223,7 @@ class RestFrontend(McpFrontend):
 
 
 def arguments_in(raw: bytes) -> dict[str, Any]:
+    """Returns the arguments in the body of a call; {} if it has none. Raises Refusal(MALFORMED_CALL)."""
     body = jsonrpc.parse_json(raw)
     if not isinstance(body, dict):
         raise malformed('the body must be an object: {"arguments": {…}}')

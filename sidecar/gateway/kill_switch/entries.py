@@ -52,7 +52,7 @@ class Disabled:
         object.__setattr__(self, "_patterns", tuple(e for e in self.entries if WILDCARD in e.principal))
 
     def find(self, name: str, now_s: float) -> SwitchEntry | None:
-        """Returns the entry in force for this principal."""
+        """Returns the entry in force for this principal, tool or server, or None."""
         entry = self._named.get(name)
         if entry is not None and entry.lasts(now_s):
             return entry
@@ -63,7 +63,7 @@ class Disabled:
         return tuple(entry for entry in self.entries if entry.lasts(now_s))
 
     def touched_by(self, chain: Chain, call: Call, now_s: float) -> SwitchEntry | None:
-        """Returns the entry of the first disabled principal of a call."""
+        """Returns the entry of the first disabled principal of a call, or None."""
         found = (self.find(name, now_s) for name in _names(chain, call))
         return next((entry for entry in found if entry is not None), None)
 

@@ -24,7 +24,8 @@ CHARACTERS = f"{ascii_lowercase}{digits}-_."  # the usual characters of ids
 
 
 class KnownNames(NamedTuple):
-    """Reports whether a principal's name is known, and the most similar known name; "" if there is none."""
+    """Whether a principal's name is known or may match a rule's pattern. Otherwise `nearest` is the most similar known
+    name, "" if none is similar."""
 
     known: bool
     nearest: str = ""
@@ -72,7 +73,7 @@ def _edits(text: str) -> Iterator[str]:
 
 
 def names_beside_rules(now: Snapshot) -> Iterator[str]:
-    """Yields the names of principals from sources other than rules, and texts that equal no name."""
+    """Yields the names of principals from sources other than rules, and other texts, which equal no such name."""
     yield from now.identity.key_owners()
     yield from (f"nhi:{name}" for name in now.upstreams)
     yield from (f"nhi:{name}" for name in now.settings.schedules)

@@ -1,8 +1,9 @@
 """Disables and enables principals at every replica.
 
 Disabling takes effect first, and is then written to the disk, the audit log and the store: if one of them fails, the
-principal stays disabled and the operator gets the error. Enabling uses the opposite order. Once a second, the changes
-of other replicas are read from the store, and changes that the store lacks are written to it.
+principal stays disabled and the operator gets the error. Enabling is recorded and written to the disk first: if one of
+them fails, the principal stays disabled. Then it takes effect and is sent to the store. Once a second, the changes of
+other replicas are read from the store, and changes that the store lacks are written to it.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ log = logging.getLogger("sidecar.gateway.kill_switch")
 
 class SwitchError(Exception):
     """An operator's change failed, wholly or in part. `status` is the HTTP status: 400 for an invalid change, 503 for
-    one that is in force here but not yet sent to the other replicas."""
+    one that is in force here but not yet sent to the other replicas, 500 for any other failure."""
 
     def __init__(self, message: str, status: int = 500) -> None:
         super().__init__(message)
@@ -47,7 +48,8 @@ _FORGED = (
 
 
 class KillSwitch:
-    """The kill switch of one replica. `ledger` holds the disabled objects. `clock` returns seconds since the epoch."""
+    """The kill switch of one replica. `ledger` holds the changes that it knows. `clock` returns seconds since the
+    epoch."""
 
     def __init__(self, ledger: SwitchLedger, *, share: Run, witness: Witness, clock: Callable[[], float]) -> None:
         self.ledger = ledger
@@ -144,7 +146,8 @@ class KillSwitch:
         return [self._token, secrets.token_hex(8), str(len(self._untold)), *told, *self._stale]
 
     async def _heard(self, told: list[bytes], sent: Mapping[str, SwitchVersion]) -> bool:
-        """Adds the store's new changes; True if the store lacks some of this replica's."""
+        """Adds the store's new changes. Returns True if another exchange is due: the store lacks changes of this
+        replica, or has some to forget."""
         token = told[0].decode("ascii", "replace")
         if token == self._token and len(told) == 1:
             self._untold = {name: flip for name, flip in self._untold.items() if sent.get(name) is not flip}

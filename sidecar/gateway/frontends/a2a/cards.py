@@ -1,6 +1,6 @@
 """Writes an agent's card for its caller.
 
-The card is the agent's own, rewritten with the addresses of sidecar, the skills that this caller may use, and a
+The card is the agent's own, rewritten with the addresses of the sidecar, the skills that this caller may use, and a
 signature. As A2A requires, it is public: without a credential it shows what `anonymous` may use. The card of an
 authenticated caller is excluded from shared caches. The card in the form of the original data models is made from the
 same data.

@@ -35,7 +35,7 @@ class ContextIds(NamedTuple):
     agent: str
 
     def own(self, context: str) -> str:
-        """Returns the id at the agent if another owner already has the plain id."""
+        """Returns the id at the agent for a context whose plain id another owner has."""
         return f"{self._prefix(alike(context))}{_BETWEEN}{context}"
 
     def key(self, called: str) -> str:
@@ -74,8 +74,8 @@ class ContextIds(NamedTuple):
 def alike(context: str) -> str:
     """Returns one form for all spellings of a context id that some agent may treat as equal: a UUID column ignores
     case, hyphens and braces, a number column ignores leading zeros. The first caller that names a context owns it;
-    without this, another spelling would reach a context of another owner. The form has lower-case letters and digits
-    only."""
+    without this, another spelling would reach a context of another owner. The form has only lower-case letters and
+    digits; an id without any is returned unchanged."""
     if context.isascii():
         plain = context.lower().translate(_NO_LETTERS)
     else:

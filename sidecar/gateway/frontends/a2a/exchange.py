@@ -104,6 +104,7 @@ class AgentExchange(WatchedExchange):
             self.request.answered()
 
     async def failed(self, error: AgentError) -> web.StreamResponse:
+        """Answers with an agent's error, on the stream of a held call if there is one."""
         request = self.request
         request.answered()
         request.tool_failed()

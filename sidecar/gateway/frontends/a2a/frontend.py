@@ -139,7 +139,7 @@ class AgentFrontend:
         except Refusal:
             if chain:
                 raise
-            raise Refusal(Reason.UPSTREAM_UNKNOWN) from None  # an unidentified caller sees an agent that does not exist
+            raise Refusal(Reason.UPSTREAM_UNKNOWN) from None  # without a credential, as if there were no such agent
         place = cards.place_of(request.now, agent, route.alias, request.base)
         view = cards.view_of(request.now, agent, card, chain, place, now_s)
         signer = cards.signer_of(request.now)
@@ -157,15 +157,15 @@ class AgentFrontend:
     async def check(
         self, request: RequestContext, caller: Caller, intent: AgentOperation, decision: Decision
     ) -> CheckedOperation:
-        """Checks that the agent supports the caller's binding, and that the tasks named are the caller's. Runs after
-        policy, so that only callers with permission learn what the agent speaks."""
+        """Checks that the agent is offered in the caller's binding, that the tasks named are the caller's, and that the
+        agent's breaker is closed. Runs after policy, so that only callers with permission learn what is offered."""
         agent = request.now.agent(request.front or "")
         dialect: Any = request.dialect
         if not request.now.speaks(agent.name, cards.TRANSPORT_OF[dialect.binding]):
             raise Refusal(Reason.ROUTE_UNKNOWN)
         owning, unable = TaskOwnership(self.forwarder.tasks, caller, intent), agent.unable(intent.operation)
         held = None
-        if unable is None:  # otherwise no task may be disclosed
+        if unable is None:  # otherwise the answer is the same for every task
             await owning.check()
             request.record.task_id = owning.task
             if intent.sends and not request.record.enforcement_point:  # it waits for the decision alone
@@ -182,8 +182,8 @@ class AgentFrontend:
         return not caller.is_anonymous and request.now.manner.disclosure == "reason"
 
     async def carry_out(self, charged: Charged) -> web.StreamResponse:
-        """Returns the answer to the caller. Raises Refusal. The outcome is recorded before the answer is complete. A
-        call that is refused before anything was sent to the agent costs nothing."""
+        """Returns the answer to the caller, whose outcome is recorded before it is complete. A call that ends before
+        anything was sent to the agent costs nothing. Raises Refusal."""
         agent, owning, unable, held = charged.content
         request, timeout_s, intent = charged.request, charged.timeout_s, owning.intent
         if unable is not None:
@@ -247,7 +247,7 @@ class AgentFrontend:
         return await respond(exchange.request, told)
 
     async def _extended(self, exchange: AgentExchange) -> web.StreamResponse:
-        """Answers an authenticated caller with the agent's extended card, or with its rewritten card if it has none."""
+        """Answers with the agent's extended card, or with its card if it has none, rewritten for the caller."""
         request, now, agent, dialect = exchange.request, exchange.request.now, exchange.agent, exchange.dialect
         exchange.lease.forwarded = True
         card: dict[str, Any] | AgentError = await agent.cards.card()
@@ -265,8 +265,8 @@ class AgentFrontend:
         return await respond(request, dialect.result(CARD, shown))
 
     async def _stream(self, exchange: AgentExchange, pushing: PushRewriter | None) -> web.StreamResponse:
-        """Passes on events until the agent ends the stream. Until the first event, the answer can still be a plain
-        refusal, and the call is watched as one that waits for an answer."""
+        """Passes on events until the agent ends the stream. Until the first event, the answer can still be a refusal
+        without a stream, and the call can be cut off like one that waits for an answer."""
         agent, heard = exchange.agent, None
         try:
             with exchange:
@@ -379,7 +379,7 @@ async def _outward(exchange: AgentExchange, pushing: PushRewriter | None) -> dic
 async def _begun(
     heard: AgentEvents, deadline: Deadline, idle_s: float
 ) -> AsyncGenerator[dict[str, Any] | AgentError | None, None]:
-    """Yields the events, without keep-alives before the first."""
+    """Yields the agent's events, None for a keep-alive, without keep-alives before the first event."""
     begun = False
     async with aclosing(heard.events(deadline, idle_s)) as events:
         async for event in events:

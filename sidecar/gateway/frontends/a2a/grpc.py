@@ -78,9 +78,7 @@ class GrpcWriter(ResponseWriter):
 
     def refusal(self, refusal: Refusal, decision_id: str, manner: DenyManner, resource_metadata: str) -> ErrorResponse:
         facts, word = facts_of(refusal, decision_id, manner), word_for(refusal)
-        self._fail(
-            response_writers.grpc_status(refusal), word, sentence_for(refusal, facts), [info_of(refusal, word, facts)]
-        )
+        self._fail(response_writers.grpc_status(refusal), word, sentence_for(refusal, facts), [info_of(word, facts)])
         return ErrorResponse(refusal.answer.http if refusal.answer.http >= 400 else 400, b"", "application/grpc")
 
     def refusal_event(self, refusal: Refusal, decision_id: str, manner: DenyManner) -> bytes:

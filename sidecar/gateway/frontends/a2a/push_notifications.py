@@ -1,8 +1,8 @@
 """Registers push configurations and forwards agents' push notifications.
 
 A caller's configuration (address, token, credentials) is stored here, and the agent receives an address and a secret of
-sidecar instead. So the agent never dials an address that a caller wrote, and never holds the caller's credentials for
-the receiver. A push arrives here, is read like any answer of an agent, belongs to the owner of its task, and is
+the sidecar instead. So the agent never dials an address that a caller wrote, and never holds the caller's credentials
+for the receiver. A push arrives here, is read like any answer of an agent, belongs to the owner of its task, and is
 delivered through the outbox in the owner's A2A version:
 
     caller ── register ──▶ url, token, credentials stored ── own address, own secret ──▶ agent
@@ -199,7 +199,8 @@ class PushConfigs:
         return "" if bound is None else bound.task_id
 
     async def _changed(self, handle: str, *, only_if_unbound: bool = False, **facts: Any) -> PushRecord | None:
-        """Changes a configuration, unless it is bound to a task and must not be; returns it as it is then."""
+        """Changes a configuration, unless it is bound to a task and must not be. Returns it as it is then, None if
+        there is none. Raises RecordStoreOut."""
         for _ in range(CHANGED_TIMES):
             record = await self._record(handle)
             if record is None or (only_if_unbound and record.task_id):
@@ -273,14 +274,15 @@ class PushRewriter:
             self.handle = ""
 
     async def undo(self) -> None:
-        """Drops the configuration, because the agent accepted nothing."""
+        """Drops the configuration, unless the agent's answer settled it."""
         if self.handle:
             handle, self.handle = self.handle, ""
-            with suppress(Refusal):  # it expires automatically, and its secret was not sent
+            with suppress(Refusal):  # it expires anyway
                 await self.pushes.abandon(handle)
 
     async def shown(self, result: dict[str, Any]) -> dict[str, Any]:
-        """Returns a result as its owner wrote it, and forgets a configuration that the agent deleted."""
+        """Returns a result with configurations as their owner wrote them, and forgets one that the agent deleted.
+        Raises Refusal: RESPONSE_REFUSED, TASK_UNKNOWN, STORE_UNAVAILABLE."""
         operation, call = self.intent.operation, self.intent.call
         owner = self.caller.binding
         if operation in (PUSH_SET, PUSH_GET):

@@ -71,6 +71,8 @@ class AgentOperation(NamedTuple):
 
 
 def version_of(headers: Headers, query: Mapping[str, str]) -> Version:
+    """Returns the version that header or query states; 0.3 if neither does. Raises Refusal: MALFORMED_CALL,
+    VERSION_UNSUPPORTED."""
     said = headers.get("a2a-version", ())
     if len(said) > 1 or (said and "A2A-Version" in query and query["A2A-Version"] != said[0]):
         raise malformed("A2A-Version must be there once")
@@ -102,6 +104,7 @@ def extensions_of(headers: Headers) -> tuple[str, ...]:
 def read_rpc(
     agent: str, dialect: JsonRpcWriter, message: jsonrpc.Message, extensions: tuple[str, ...]
 ) -> AgentOperation:
+    """Reads a JSON-RPC request. Raises Refusal(MALFORMED_CALL)."""
     if isinstance(message, jsonrpc.Response):
         raise malformed("A2A has requests only")
     operation = operations.BY_RPC[dialect.version].get(message.method)
@@ -133,11 +136,12 @@ def read_http(
 
 
 def read_call(agent: str, called: CalledName, extensions: tuple[str, ...]) -> AgentOperation:
+    """Reads a request that already names its operation. Raises Refusal."""
     return _operate(agent, called.operation, called.params(), called.dialect.version, extensions)
 
 
 def canonical(agent: str, operation: Operation, params: dict[str, Any]) -> AgentOperation:
-    """Returns an operation with 1.0 parameters made by sidecar. Raises Refusal for invalid ones."""
+    """Returns an operation with 1.0 parameters made by the sidecar. Raises Refusal for invalid ones."""
     return _operate(agent, operation, _read(JsonRpcWriter("1.0"), operation, params), "1.0", ())
 
 
@@ -239,6 +243,7 @@ def _tasks_in(operation: Operation, params: Mapping[str, Any]) -> tuple[str, ...
 
 
 def push_in(params: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns the push configuration inside a send; empty for none."""
     found: Mapping[str, Any] = params.get("configuration", _NOTHING).get("taskPushNotificationConfig", _NOTHING)
     return found
 

@@ -189,7 +189,7 @@ class JsonRpcWriter(JsonWriter):
     def _refusal(self, refusal: Refusal, facts: Mapping[str, Any], manner: DenyManner) -> tuple[int, bytes]:
         word = word_for(refusal)
         code = refusal.answer.http if word is None else word.code
-        data: Any = dict(facts) if self.version == "0.3" else [info_of(refusal, word, facts)]
+        data: Any = dict(facts) if self.version == "0.3" else [info_of(word, facts)]
         error = {"code": code, "message": sentence_for(refusal, facts), "data": data}
         return _rpc_status(refusal, word, manner), self._response({"error": error})
 
@@ -230,7 +230,7 @@ class HttpJsonWriter(JsonWriter):
             said = {"message": message, "code": status if word is None else word.code, "data": dict(facts)}
             return status, orjson.dumps(said)
         name = _STATUS_OF.get(status, "UNKNOWN") if word is None else word.grpc
-        info = info_of(refusal, word, facts)
+        info = info_of(word, facts)
         return status, orjson.dumps({"error": {"code": status, "status": name, "message": message, "details": [info]}})
 
     def _error(self, error: AgentError) -> tuple[int, bytes]:
@@ -241,7 +241,7 @@ class HttpJsonWriter(JsonWriter):
         return kind.http, orjson.dumps({"error": said})
 
 
-def info_of(refusal: Refusal, word: AgentErrorKind | None, facts: Mapping[str, Any]) -> dict[str, Any]:
+def info_of(word: AgentErrorKind | None, facts: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the `google.rpc.ErrorInfo` of a refusal, in which every value is text."""
     told = str(facts.get("reason", "denied")).replace("-", "_").upper()
     return {

@@ -108,6 +108,7 @@ class TaskOwnership:
         return any(record.method == self._method for record in await self._conversations())
 
     async def own(self, entries: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Returns those tasks of an agent's list that are the caller's, in the caller's view. Raises Refusal."""
         mine = await self._mine([entry["id"] for entry in entries if entry.get("id")], TASKS)
         contexts = self._contexts
         ours = {name: record.shown_as for name, record in mine.items() if record.shown_as}
@@ -137,6 +138,7 @@ class TaskOwnership:
         return not self.ours and not self.context
 
     def outward(self, params: dict[str, Any]) -> dict[str, Any]:
+        """Returns parameters with the ids of tasks and context that the agent has."""
         if self.ours:
             params = renamed(params, {ours: name for name, ours in self.ours.items()})
         if self.context == self.intent.context:
@@ -191,8 +193,8 @@ class TaskOwnership:
             await self._claim([TaskClaim(CONTEXTS, self._contexts.key(self.context), ENDLESS)], Reason.TASK_UNKNOWN)
 
     async def _claim(self, claims: Sequence[TaskClaim], otherwise: Reason) -> None:
-        """Records tasks and contexts as the caller's, in one step of the store. Raises Refusal; `otherwise` for one of
-        another owner."""
+        """Records tasks and contexts as the caller's; for an anonymous caller, only checks that they have no owner.
+        Raises Refusal; `otherwise` for one of another owner."""
         call = self.intent.call
         if self.caller.is_anonymous:
             for claim in claims:

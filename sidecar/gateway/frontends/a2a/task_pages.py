@@ -1,9 +1,9 @@
 """Pages through an agent's tasks, keeping only those of the caller.
 
 An agent may list the tasks of all owners, and the number of other owners' tasks must not be disclosed. So the agent's
-pages are read, a few at a time, until one page for the caller is full. The agent's page tokens may contain the id of
-another owner's task (the official SDK's do), so they are sealed: only this chain can use one, at this agent, and no
-caller can read it.
+pages are read until one page for the caller is full, MAX_READ at most. The agent's page tokens may contain the id of
+another owner's task (the official SDK's do), so they are sealed: only this chain can use one, at this agent and tenant,
+and no caller can read it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ class TaskPages:
         self._seal = AesSeal(secret, _PURPOSE)
 
     async def page(self, owning: TaskOwnership, ask: Ask) -> dict[str, Any] | AgentError:
-        """Returns the page requested. Raises Refusal: MALFORMED_CALL for a token of another list."""
+        """Returns the page requested, or the agent's error. Raises Refusal: MALFORMED_CALL for an invalid page size or
+        a token of another list, RESPONSE_REFUSED for a token of the agent that is too long."""
         params = owning.intent.params
         size = int(params.get("pageSize", DEFAULT_LISTED))
         if not 1 <= size <= MOST_LISTED:

@@ -70,7 +70,8 @@ class UnsentTasks:
         return await respond(request, dialect.result(operation, told))
 
     async def _until_sent(self, exchange: AgentExchange) -> web.StreamResponse | None:
-        """Holds a stream on a task whose message waits. Returns None once the message was sent."""
+        """Holds a stream on a task whose message waits, at most `approvals.hold` seconds. Returns None once the agent
+        has the task."""
         request, owning, loop = exchange.request, exchange.owning, exchange.request.loop
         if (told := await self.standing(owning)) is None:
             return None

@@ -1,12 +1,13 @@
 """Finds the servers behind the aggregate address that a caller sees, holds its sessions there, and calls them
 concurrently.
 
-A server is visible if the caller holds an unexpired grant on it, no deny row closes it, it is not disabled, and the
-credential meets its own requirements (`anonymous`, `scopes`). Any other server looks as if it did not exist. A session
-at a server is opened on first use. The client knows only the aggregate session; all member sessions end with it.
+A server is visible if the caller holds an unexpired grant on it, no deny row closes it, it is neither disabled nor
+switched off, and the credential meets its own requirements (`anonymous`, `scopes`). Any other server looks as if it did
+not exist. A session at a server is opened on first use. The client knows only the aggregate session; all member
+sessions end with it.
 
-All servers of a request are called concurrently, each with its own deadline; one that fails is named in the result. The
-request fails only if no server answered.
+The servers of a request are called concurrently, AT_ONCE at most, each with its own deadline; one that fails is named
+in the result. The request fails only if no server answered.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from sidecar.upstreams.mcp.sessions import Session, upstream_id_from
 from sidecar.upstreams.mcp.transport import SESSION_ID
 from sidecar.vocabulary import Call, Caller, Decision, Question
 
-HELLO: Final = 1  # the id of the first request; the session's client has not sent that server anything yet
+HELLO: Final = 1  # the id of the sidecar's own requests in a new session; the client has sent nothing there yet
 PATIENCE_S: Final = 10.0  # deadline of each server for a list; a slower one is reported as unavailable
 AT_ONCE: Final = 64
 MAX_CURSOR_CHARS: Final = 4096  # of one server's cursor; an answer with a longer one is refused
@@ -43,7 +44,8 @@ UNAVAILABLE: Final = "sidecar/unavailable"
 
 
 class VisibleServers(NamedTuple):
-    """The servers that one caller sees. Without servers, `decision` is the denial."""
+    """The servers that one caller sees, the decision on all of them, and its questions. Without servers, `decision` is
+    the denial."""
 
     servers: tuple[Service, ...]
     decision: Decision
@@ -53,7 +55,8 @@ class VisibleServers(NamedTuple):
 def view_of(
     now: Snapshot, caller: Caller, spread: SpreadIntent, now_s: float, switch: KillSwitch, *, shadow: bool
 ) -> VisibleServers:
-    """Returns the servers that a request may reach, by name. Raises Refusal if policy leaves none."""
+    """Returns the servers that a request may reach, in the order of their names. Raises Refusal if policy allows some,
+    but they are disabled, switched off, or not open to the credential."""
     answers = now.enter_each(caller.chain, spread.call, now_s)
     seen, refusals = dict[str, Decision](), list[Refusal]()
     for name, answer in answers.items():
@@ -104,7 +107,7 @@ class AggregateCall:
 
 @dataclass(slots=True)
 class MemberSessions:
-    """Opens member sessions, each once under concurrent calls. `opened` is called for each."""
+    """Opens member sessions, each once under concurrent calls. `opened` is called with each new one."""
 
     forwarder: Forwarder
     opened: Callable[[Session], None]
@@ -113,6 +116,7 @@ class MemberSessions:
     async def at(
         self, service: Service, request: RequestContext, caller: Caller, whole: Session, timeout_s: float
     ) -> Session:
+        """Returns the session at a server that belongs to the aggregate session `whole`. Raises Refusal."""
         if (part := whole.parts.get(service.name)) is not None:
             return part
         key = (whole.id, service.name)
@@ -160,7 +164,7 @@ class MemberSessions:
 
 
 def set_level(level: str) -> Request:
-    """Returns a request that sets the log level; its answer is not awaited."""
+    """Returns a request that sets the log level."""
     return Request(HELLO, "logging/setLevel", {"level": level})
 
 
@@ -218,8 +222,8 @@ class FanOut:
     async def each(
         self, request: RequestContext, servers: Sequence[Service], ask: Ask
     ) -> tuple[list[GatheredPage], list[UnavailableServer]]:
-        """Returns the pages of the servers that answeredand the servers that did not. Raises Refusal if none
-        answered."""
+        """Returns the pages of the servers that answered, and the servers that did not. Raises the first failure if
+        none answered."""
         room = asyncio.Semaphore(AT_ONCE)
 
         async def bounded(service: Service) -> GatheredPage | UnavailableServer:
@@ -259,6 +263,7 @@ class FanOut:
         return UnavailableServer(server, refusal)
 
     async def page(self, call: AggregateCall, service: Service, params: dict[str, Any]) -> GatheredPage:
+        """Returns one server's result of the request with these parameters. Raises Refusal."""
         message = call.message._replace(params=params)
         service.account.breaker.check()  # before waiting for its tools
         if message.method == "tools/list":

@@ -51,7 +51,7 @@ from sidecar.protocols.mcp.eras import SESSION_VERSIONS, STATELESS_VERSIONS, Era
 from sidecar.upstreams.mcp.sessions import Session
 from sidecar.vocabulary import Caller, Decision
 
-HELLO_S: Final = 2.0  # how long a server may take to report its capabilities before all are assumed
+HELLO_S: Final = 2.0  # how long a server may take to report its capabilities; after that it counts as having all
 TTL_MS: Final = 1_000  # how long a client may cache a merged answer: servers come and go
 MAX_DECLARED_BYTES: Final = 16 * 1024
 MAX_TTL_MS: Final = 86_400_000
@@ -73,7 +73,7 @@ _ALL: Final[Mapping[str, Mapping[str, bool]]] = {
 
 @dataclass(slots=True, kw_only=True)
 class AggregateFrontend(McpFrontend):
-    """Serves the aggregate address. Replicas share the key of the cursors' `seal`."""
+    """Serves the aggregate address. `seal` seals the cursors of merged lists; replicas share its key."""
 
     metrics: Metrics
     seal: Seal
@@ -102,7 +102,8 @@ class AggregateFrontend(McpFrontend):
         }
 
     async def check(self, request: RequestContext, caller: Caller, intent: Intent, decision: Decision) -> Any:
-        """Finds the servers of a request that names none; for one server, checks the credential as at its address."""
+        """Finds the servers of a request that names none. A request to one server is checked as at that server's
+        address, including the credential."""
         if isinstance(intent, SpreadIntent):
             return self._reach(request, caller, intent)
         service = request.now.service(request.server)
@@ -291,7 +292,7 @@ class AggregateFrontend(McpFrontend):
                 return await ResponseStream(exchange, None).answer(answer)
 
     def _stream(self, call: AggregateCall) -> UpstreamExchange:
-        """Returns the stream of the aggregate session. Any one of its servers represents all of them."""
+        """Returns the exchange of a merged stream. One of its servers represents all of them."""
         request, decision = call.request, call.request.record.decision
         until = None if decision is None else end_of(call.caller, decision, request.now)
         exchange = UpstreamExchange(

@@ -37,11 +37,13 @@ _STRAY_PERCENT = re.compile(r"%(?![0-9A-Fa-f]{2})")
 
 
 def joined(server: str, name: str) -> str:
+    """Returns the name of a tool or prompt at the aggregate address."""
     return f"{server}{SEPARATOR}{name}"
 
 
 def split(name: object) -> tuple[str, str] | None:
-    """Returns the server and its own name for the object; None for a name without a server."""
+    """Returns the server and its own name for the object; None for a name without a server, and for one that is too
+    long."""
     if not isinstance(name, str) or len(name) > MAX_NAME_CHARS:
         return None
     server, mark, own = name.partition(SEPARATOR)
@@ -49,6 +51,7 @@ def split(name: object) -> tuple[str, str] | None:
 
 
 def wrapped(server: str, uri: str) -> str:
+    """Returns the URI of a resource, or a URI template, at the aggregate address."""
     encoded = "".join(part if part[:1] == "{" else quote(part, safe="") for part in _EXPRESSION.split(uri))
     return f"{UI_SCHEME if uri.startswith(UI_SCHEME) else SCHEME}{server}/{encoded}"
 
@@ -90,8 +93,8 @@ def untagged(tag: object) -> tuple[str, Id] | None:
 
 
 class AggregateNames:
-    """Rewrites the names in one server's messages for the aggregate address, but no arguments, because audit records
-    show them. `left_out` holds the tools and prompts whose names would be too long."""
+    """Rewrites the names in one server's messages for the aggregate address. `left_out` holds the tools and prompts
+    whose names would be too long."""
 
     __slots__ = ("left_out", "server")
 
@@ -111,6 +114,7 @@ class AggregateNames:
         return changed
 
     def notification(self, notification: Notification) -> Notification:
+        """Rewrites a server's notification."""
         method, params = notification
         match method:
             case "notifications/resources/updated":

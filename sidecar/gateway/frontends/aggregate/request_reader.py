@@ -28,6 +28,8 @@ ALL_SERVERS = Question("nhi:*", action="", server=EVERY)
 
 
 class AggregateReader(mcp_requests.RequestReader):
+    """Turns requests at the aggregate address into intents."""
+
     __slots__ = ()
 
     def _of(
@@ -50,7 +52,7 @@ class AggregateReader(mcp_requests.RequestReader):
 
     def _listen(self, session: Session, event_id: str = "") -> ListenIntent | SpreadIntent:
         """Opens or resumes a stream. An event id of the merged stream is sealed by the session and holds the event id
-        of one server's stream. An invalid one begins a fresh stream."""
+        of one server's stream, which is resumed. An invalid event id is ignored."""
         stream = SpreadIntent(_stream_call(STREAM, session.version), Era.SESSION, session=session)
         if merged := _resumption(session, session.opened_event_id(event_id) or ""):
             return stream._replace(resumed=(merged[0].server, merged[1]))

@@ -39,9 +39,9 @@ from sidecar.upstreams.statuses import refusal_of
 
 ACKNOWLEDGED: Final = "notifications/subscriptions/acknowledged"
 SUBSCRIPTION: Final = "io.modelcontextprotocol/subscriptionId"
-LOOK_EVERY_S: Final = 5.0  # delay until a new server's stream is opened; a removed server is cut off elsewhere
+LOOK_EVERY_S: Final = 5.0  # how often the streams of added servers are opened, and those of removed servers closed
 MAX_PAUSE_S: Final = 60.0
-STEADY_S: Final = 60.0  # a stream that lasted this long may be reopened at once
+STEADY_S: Final = 60.0  # after a stream that lasted this long, the delay begins at its minimum again
 _CHANGES = {"toolsListChanged": "tools", "promptsListChanged": "prompts", "resourcesListChanged": "resources"}
 
 
@@ -69,6 +69,7 @@ class StreamMerge:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[BuiltUpstream]:
+        """Merges until it is left; the value is the merged stream, as an upstream's answer."""
         keeper = self._begun(self._keep(self.call.servers))
         try:
             yield BuiltUpstream(200, media_type=EVENT_STREAM, pipe=self.pipe, given_up=lambda: None)
@@ -103,7 +104,8 @@ class StreamMerge:
             self.pipe.end(Refusal(Reason.INTERNAL))
 
     async def _keep(self, servers: Sequence[Service]) -> None:
-        """Opens the streams of these serversand then those of added servers. Runs as long as the merged stream."""
+        """Opens the streams of these servers, and follows changes of the servers that the caller sees. Runs as long as
+        the merged stream."""
         seen, names = self._rules(), [service.name for service in servers]
         self._start(names, self.call.intent.resumed)
         if self._subscribes:
@@ -152,7 +154,7 @@ class StreamMerge:
         return wanted
 
     async def _acknowledge(self, servers: Sequence[Service]) -> None:
-        """Sends the acknowledgement when every server has answered or its deadline has passed."""
+        """Sends the acknowledgement when every server has answered or the longest of their deadlines has passed."""
         patience_s = max(map(patience_of, servers), default=0.0)
         try:
             async with asyncio.timeout(patience_s), self._settled:
@@ -240,7 +242,8 @@ class StreamMerge:
         return exchange
 
     def _judge(self, exchange: UpstreamExchange) -> None:
-        """Checks one server's grant, because its stream must end with it. Raises Refusal if it has ended."""
+        """Checks the grant on one server, and sets when it ends, because the server's stream must end with it. Raises
+        Refusal if it has ended."""
         now_s, rules = self._live.clock(), exchange.judged_by
         decision = rules.decide(self.call.caller.chain, exchange.call, now_s)
         if not rules.shadows(now_s):
