@@ -60,7 +60,7 @@ def tls_from(files: TlsFiles) -> TlsContexts:
 
 
 def read_authorities(path: Path) -> str:
-    """Reads a PEM file of authorities. Raises SettingsError."""
+    """Returns the authorities in a PEM file, with a line end after the last. Raises SettingsError."""
     try:
         with path.open("rb") as file:
             pem = file.read(MAX_CA_BYTES + 1)
@@ -70,7 +70,7 @@ def read_authorities(path: Path) -> str:
         ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=text)
     except (OSError, ValueError) as error:
         raise SettingsError([_fault(path, f"no usable authorities: {_why(error)}", HINT)]) from None
-    return text
+    return text if text.endswith("\n") else f"{text}\n"
 
 
 @lru_cache(maxsize=8)

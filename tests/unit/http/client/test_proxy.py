@@ -26,7 +26,7 @@ from sidecar.http.client import (
 )
 from sidecar.http.client.connection import MAX_BUFFERED_BYTES
 from sidecar.http.client.tunnel import MAX_HEAD_BYTES
-from sidecar.http.tls import client_tls, trusted_pem
+from sidecar.http.tls import client_tls, read_authorities, trusted_pem
 from sidecar.settings.callbacks import CallbackSettings
 from sidecar.settings.egress import EgressSettings
 from tests.unit.http.client.connect_proxy import ConnectProxy, connect_proxy
@@ -431,6 +431,17 @@ async def test_the_systems_authorities_are_those_of_ssl_cert_file(
             else:
                 with pytest.raises(ConnectFailed, match="CERTIFICATE_VERIFY_FAILED"):
                     await get(url)
+
+
+def test_authorities_of_two_files_without_a_line_end_are_trusted_together(tmp_path: Path) -> None:
+    pems = []
+    for name in ("corp", "theirs"):
+        file = tmp_path / f"{name}.pem"
+        file.write_text(authority(name).own.pem.strip())
+        pems.append(read_authorities(file))
+    ours, theirs = pems
+    trusted = Egress(authorities=ours).tls(beside=theirs).get_ca_certs(binary_form=True)
+    assert {ssl.PEM_cert_to_DER_cert(pem) for pem in pems} <= set(trusted)
 
 
 async def test_what_a_destination_trusts_is_beside_or_instead_of_the_rest(tmp_path: Path) -> None:
