@@ -15,7 +15,7 @@ _MAX_ETAG_CHARS = 256
 
 
 class FetchedDocument(NamedTuple):
-    """A document, and its ETag; "" without one."""
+    """A document, and its ETag; "" if there is none that a request can carry."""
 
     etag: str
     body: bytes
@@ -61,6 +61,7 @@ async def fetch_newer(
                 raise ConnectionBroken(f"status {response.status} where 200 was needed")
             found = response.headers.get("etag", "")
             body = await response.read(max_bytes)
-            return FetchedDocument(found if len(found) <= _MAX_ETAG_CHARS else "", body)
+            can_be_sent = len(found) <= _MAX_ETAG_CHARS and found.isascii()
+            return FetchedDocument(found if can_be_sent else "", body)
     finally:
         await client.close()

@@ -23,6 +23,7 @@ from sidecar.http.client import (
     fetch,
     parse_origin,
 )
+from sidecar.http.client.fetch import fetch_newer
 from sidecar.http.client.http1 import ResponseReader
 from tests.tables import tables
 from tests.unit.http.client.certificate import self_signed
@@ -390,6 +391,14 @@ async def test_fetch_takes_one_small_answer(answer: bytes, failure: type[EgressE
             await fetch(server.url, max_bytes=256)
         await server.all_gone()
         assert len(server.requests) == 1
+
+
+async def test_an_etag_that_no_request_can_carry_is_not_stored() -> None:
+    for etag, stored in (('"v1"', '"v1"'), ('"\xe9"', ""), (f'"{"x" * 256}"', "")):
+        answer = response(b"keys", "ETag: @").replace(b"@", etag.encode("latin-1"))
+        async with serving(say(answer, then_close=True)) as server:
+            found = await fetch_newer(server.url, "", (), max_bytes=256, deadline_s=5.0)
+            assert found is not None and found.etag == stored
 
 
 async def test_fetch_ends_at_its_deadline_and_refuses_other_places_by_their_text_alone() -> None:
