@@ -89,6 +89,8 @@ def read_signing_key(path: Path) -> SigningKey:
         private = serialization.load_pem_private_key(path.read_bytes(), password=None)
     except TypeError as error:
         raise ValueError("the key is encrypted") from error
+    except UnsupportedAlgorithm as error:
+        raise ValueError(_NO_KEY) from error
     if not isinstance(private, PrivateKey):
         raise ValueError(_NO_KEY)
     return _signing_key(private)
@@ -99,7 +101,10 @@ def read_public_jwk(path: Path) -> Mapping[str, Any]:
     pem = path.read_bytes()
     if b"PRIVATE KEY" in pem:
         return read_signing_key(path).public_jwk
-    public = serialization.load_pem_public_key(pem)
+    try:
+        public = serialization.load_pem_public_key(pem)
+    except UnsupportedAlgorithm as error:
+        raise ValueError(_NO_KEY) from error
     if not isinstance(public, PublicKey):
         raise ValueError(_NO_KEY)
     return _jwk(public)
@@ -186,7 +191,7 @@ def _told(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise _unusable(path, f"cannot be read: {(error.strerror or 'unreadable').lower()}") from None
-    except (ValueError, UnsupportedAlgorithm):
+    except ValueError:
         hint = "openssl genpkey -algorithm EC -pkeyopt ec_paramgen_curve:P-256"
         raise _unusable(path, "is not a PEM key of a supported kind", hint) from None
 
