@@ -33,7 +33,7 @@ def bound_socket(address: ListenAddress | UnixAddress) -> socket.socket:
 
 
 def unbound(config: Path, address: ListenAddress | UnixAddress, error: OSError) -> SettingsError:
-    """The fault of an address of the settings file `config` that cannot be listened on."""
+    """Returns the error for an address in the settings file `config` that cannot be listened on."""
     message = f"{address} cannot be listened on: {error.strerror or error}"
     hint = "choose a data folder with a shorter path" if isinstance(address, UnixAddress) else ""
     return SettingsError([fault_in(config, message, code="S133", hint=hint)])
@@ -44,7 +44,10 @@ def _remove_dead(path: Path) -> None:
     if not path.is_socket():
         return
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.setblocking(False)  # a full backlog would hold a blocking connect forever
         try:
             probe.connect(str(path))
         except ConnectionRefusedError:
             path.unlink()
+        except BlockingIOError:
+            pass
