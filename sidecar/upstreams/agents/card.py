@@ -81,12 +81,12 @@ class CardKeeper:
         try:
             await self._get(min(within_s, DEADLINE_S))
         except EgressError:
-            self._account.faulted(given, UNAVAILABLE)
+            self._account.faulted(given, UNAVAILABLE, own=True)
             raise Refusal(Reason.UPSTREAM_FAILED, UNAVAILABLE) from None
         except BaseException:
             self._account.breaker.given_up(given)
             raise
-        self._account.answered(given)
+        self._account.answered(given, own=True)
 
     async def explore(self) -> None:
         """Does nothing: a card is read on demand."""

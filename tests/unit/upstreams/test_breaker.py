@@ -7,6 +7,7 @@ import pytest
 from sidecar.errors import Reason, Refusal
 from sidecar.settings.timestamps import rfc3339
 from sidecar.settings.upstreams import BreakerSettings
+from sidecar.upstreams.agents.card import CardKeeper
 from sidecar.upstreams.breaker import AGAIN_S, TRANSITIONS, Breaker, BreakerEvent, BreakerState
 from sidecar.upstreams.upstream_account import (
     LATENCIES,
@@ -246,3 +247,19 @@ def test_the_try_is_kept_for_who_asked_first_and_for_a_second() -> None:
     assert refused(asked) is None  # and is refused by a limit, say
     clock.now += AGAIN_S
     assert refused(asked) is None
+
+
+async def test_a_card_that_is_served_ends_no_series_of_callers_faults() -> None:
+    account = UpstreamAccount("x", BreakerSettings(failures=2), clock_mono=Clock())
+
+    async def get(_: float) -> bytes:
+        return b"{}"
+
+    keeper = CardKeeper(get, "jsonrpc", None, Clock(), account)
+    for _ in range(2):
+        assert account.breaker.state is BreakerState.CLOSED
+        account.faulted(account.breaker.enter(), "its calls fail")
+        if account.breaker.closed:
+            await keeper.probe(1.0)
+    assert account.breaker.state is BreakerState.OPEN
+    assert account.answered_mono_s == float("-inf")
