@@ -34,6 +34,7 @@ DISCOVER_S: Final = 10.0
 SWEEP_EVERY_S: Final = 5.0
 # The owner of a session ends it. This is for an end that was lost before it arrived here.
 FORGOTTEN_S: Final = 7200.0
+REMOVED: Final = "it is being removed from the configuration"
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +185,9 @@ class LineTransport(McpTransport):
             wire = await self.open_wire(owner, outbound.caller)
         finally:
             self._begun.remove(owner)
+        if self._closed:
+            await wire.close()
+            raise Refusal(Reason.UPSTREAM_FAILED, REMOVED)
         own = self._apart and owner != ""  # the program of the sidecar's conversation represents all of them
         now = self._clock()
         line = DuplexTransport(wire, self._drop, owner, shared=self._shared, own=own, key=key, used_mono_s=now)
@@ -197,7 +201,7 @@ class LineTransport(McpTransport):
     def _make_room(self, owner: str) -> None:
         """Raises Refusal(TOO_MANY_CONCURRENT) if no room can be made without closing a line in use."""
         if self._closed:
-            raise Refusal(Reason.UPSTREAM_FAILED, "it is being removed from the configuration")
+            raise Refusal(Reason.UPSTREAM_FAILED, REMOVED)
         if owner == "":
             return  # the sidecar's few lines: without them no call is possible
         idle = [line for line in self._lines if not line.busy]

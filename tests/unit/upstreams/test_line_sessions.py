@@ -207,3 +207,14 @@ async def test_shared_is_one_line_an_era() -> None:
         assert [await server.line_of(post(call(), who=who, version=STATELESS)) for who in ("a", "b")] == [1, 1]
         await server.upstream.end_session(sessions[0][0], "", 1.0)
         assert await server.line_of(post(call(), sessions[1][0], who="b")) == 0
+
+
+async def test_a_line_that_opens_while_the_upstream_closes_is_closed_too() -> None:
+    async with serving() as server:
+        server.pause_s = 0.02
+        begins = asyncio.create_task(server.begin())
+        await asyncio.sleep(0)
+        await server.upstream.close()
+        with refuses(Reason.UPSTREAM_FAILED):
+            await begins
+        assert server.closed == [True]
