@@ -447,7 +447,10 @@ class DuplexTransport:
             self._to_client(message)
 
     def _call(self, number: object) -> _Call | None:
-        return self._calls.get(number) if type(number) is int else None
+        """Returns the call that a message before its response may concern. None is delivered before a session
+        begins."""
+        call = self._calls.get(number) if type(number) is int else None
+        return None if call is None or call.opens else call
 
     def _taken_back(self, message: dict[str, Any], params: dict[str, Any]) -> None:
         """The server cancelled its request."""

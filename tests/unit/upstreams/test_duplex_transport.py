@@ -227,6 +227,20 @@ async def test_an_initialize_that_was_given_up_takes_its_line_along() -> None:
     await far.channel.close()
 
 
+@pytest.mark.parametrize("shared", [False, True])
+async def test_a_message_about_an_initialize_does_not_come_before_its_answer(shared: bool) -> None:
+    far = Far(shared=shared)
+    begins = initialize()
+    asked = far.ask(begins._replace(params={**begins.params, "_meta": {"progressToken": "p"}}))
+    number = (await far.line.hears("initialize"))["id"]
+    far.line.says({"method": "notifications/progress", "params": {"progressToken": number, "progress": 1}})
+    far.line.says({"method": "x", "params": {"_meta": {"io.modelcontextprotocol/subscriptionId": number}}})
+    far.line.says({"id": number, "result": INITIALIZED})
+    answer = await asked
+    assert answer.headers[SESSION_ID] and (await body(answer))["id"] == 0
+    await far.channel.close()
+
+
 # --- without a session: MCP 2026-07-28 --------------------------------------------------------------------------------
 
 
