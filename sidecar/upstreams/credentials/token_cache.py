@@ -41,7 +41,7 @@ class _CachePlace:
     value: str = field(default="", repr=False)
     renew_at: float = -inf
     ends_at: float = -inf
-    failure: tuple[Reason, str, str] = (*LATE, "")
+    failure: Unsent = field(default_factory=lambda: Unsent(*LATE))
     failed_at: float = -inf
     dropped_at: float = -inf
     flight: asyncio.Task[None] | None = None
@@ -80,8 +80,7 @@ class TokenCache:
             flight.result()
         if self.clock_mono() < place.ends_at:
             return place.value
-        reason, detail, challenge = place.failure
-        raise Unsent(reason, detail, challenge=challenge)
+        raise _once_more(place.failure)
 
     def drop(self, key: bytes, value: str) -> None:
         """The upstream rejected this token. At most one is dropped every few seconds, so that calls cannot cause a
@@ -114,8 +113,7 @@ class TokenCache:
             async with asyncio.timeout(FETCH_S):
                 granted = await fetch()
         except (Unsent, TimeoutError) as error:
-            late = (*LATE, "")
-            place.failure = (error.reason, error.detail, error.challenge) if isinstance(error, Unsent) else late
+            place.failure = _once_more(error) if isinstance(error, Unsent) else Unsent(*LATE)
             place.failed_at = self.clock_mono()
             return
         finally:
@@ -123,3 +121,9 @@ class TokenCache:
         place.value, place.ends_at = granted.value, began + granted.life_s
         place.renew_at = place.ends_at - min(RENEW_BEFORE_S, granted.life_s / 4)
         place.failed_at = -inf
+
+
+def _once_more(failure: Unsent) -> Unsent:
+    """Returns a new exception for each waiting call: one that is raised repeatedly grows with each raise."""
+    fault = failure.credential_fault
+    return Unsent(failure.reason, failure.detail, challenge=failure.challenge, credential_fault=fault)

@@ -12,7 +12,7 @@ import jwt
 import pytest
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-from sidecar.errors import Reason, SettingsError, Unsent
+from sidecar.errors import CredentialFault, Reason, SettingsError, Unsent
 from sidecar.http.signing_keys import SigningKey, generate
 from sidecar.settings.credentials import Signed, TokenClient, TokenExchange, UpstreamCredential
 from sidecar.settings.sidecar_file import Settings
@@ -236,6 +236,8 @@ async def test_an_exchange_that_is_denied_is_the_callers_or_ours(code: str, reas
             assert refused.reason is reason
             assert CANARY not in f"{refused!r}{refused.detail}{refused.challenge}"
             assert (reason is Reason.BAD_CREDENTIAL) == refused.challenge.startswith('error="invalid_token"')
+            fault = CredentialFault.NOT_EXCHANGED if reason is Reason.BAD_CREDENTIAL else None
+            assert refused.credential_fault is fault  # for the audit record
         assert endpoint.asked == 1
         endpoint.status, endpoint.answer = 200, None
         assert await source.header(BOB, 2.0) == ("Authorization", "Bearer granted-2")  # nobody else's trouble
