@@ -299,9 +299,9 @@ class Spellings:
             self._by_form.popitem(last=False)
 
     def learn_all(self, written: tuple[str, ...]) -> None:
-        for uri in written:
-            if not fault_in_uri(uri):
-                self.learn(normal_uri(uri), uri)
+        forms = {uri: normal_uri(uri) for uri in written if not fault_in_uri(uri)}
+        for uri in sorted(forms, key=lambda uri: uri == forms[uri]):  # normal forms last, so that they win
+            self.learn(forms[uri], uri)
 
     def spelled(self, form: str) -> str:
         return self._by_form.get(form, form)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from sidecar.errors import Reason, Refusal
-from sidecar.upstreams.mcp.catalogue import ToolCatalogue
+from sidecar.upstreams.mcp.catalogue import Spellings, ToolCatalogue
 from sidecar.upstreams.mcp.listing import MAX_PAGES, MAX_TOOLS
 from sidecar.upstreams.mcp.pins import digest_of
 from tests.tables import tables
@@ -333,3 +333,10 @@ async def test_closing_ends_an_enquiry_that_is_under_way() -> None:
         with refuses(Reason.UPSTREAM_TIMEOUT):
             await waiting
         assert catalogue.summary()["tools"] == 0
+
+
+@pytest.mark.parametrize("listed", [("docs://a/x", "docs://A/x"), ("docs://A/x", "docs://a/x")])
+def test_a_listed_normal_form_is_used_in_whatever_order_the_list_is(listed: tuple[str, str]) -> None:
+    spellings = Spellings()
+    spellings.learn_all(listed)
+    assert spellings.spelled("docs://a/x") == "docs://a/x"
