@@ -153,7 +153,10 @@ def compile_schema(schema: object, *, of_object: bool = True) -> ArgumentSchema:
         raise SchemaRefused("the schema has too many subschemas or patterns, references counted where they lead")
     try:
         compiled = getattr(jsonschema_rs, validator)(
-            schema, retriever=_no_retrieval, pattern_options=jsonschema_rs.RegexOptions(size_limit=MAX_PATTERN_BYTES)
+            schema,
+            retriever=_no_retrieval,
+            pattern_options=jsonschema_rs.RegexOptions(size_limit=MAX_PATTERN_BYTES),
+            validate_formats=False,  # by default, the engine checks formats in the older dialects
         )
     except (jsonschema_rs.ValidationError, jsonschema_rs.ReferencingError) as error:
         raise SchemaRefused(_why_uncompiled(error)) from None

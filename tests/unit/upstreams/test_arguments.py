@@ -136,6 +136,12 @@ def test_a_dialect_is_named_with_and_without_an_empty_fragment() -> None:
         assert compile_schema(schema).violation({"a": 1}) == Violation("/a", "type")
 
 
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_a_format_is_an_annotation_in_every_dialect(dialect: str) -> None:
+    schema = {"$schema": dialect, "type": "object", "properties": {"a": {"type": "string", "format": "date"}}}
+    assert compile_schema(schema).violation({"a": "tomorrow"}) is None
+
+
 VIOLATIONS = [(schema, value, found and Violation(*found)) for schema, value, found in TABLES["violations"]]
 
 
