@@ -77,14 +77,15 @@ class SigningKey:
 
 
 def generate(algorithm: str = "ES256") -> SigningKey:
-    """Generates a key for one of ALGORITHMS."""
+    """Generates a key for one of ALGORITHMS: on P-256, of 2,048 bits (RSA), or Ed25519."""
     if algorithm == "RS256":
         return _signing_key(generate_rsa_key(public_exponent=65537, key_size=2048))
     return _signing_key(Ed25519PrivateKey.generate() if algorithm == "EdDSA" else generate_private_key(SECP256R1()))
 
 
 def read_signing_key(path: Path) -> SigningKey:
-    """Reads a private key from a PEM file. Raises OSError, or ValueError if it is not such a key."""
+    """Reads a private key from a PEM file. Raises OSError, or ValueError for any other file, key or an encrypted
+    one."""
     try:
         private = serialization.load_pem_private_key(path.read_bytes(), password=None)
     except TypeError as error:
@@ -121,7 +122,7 @@ def public_jwk_from(path: Path) -> Mapping[str, Any]:
 
 
 def private_key_from(path: Path) -> SigningKey:
-    """Reads a private key from a PEM file that other users cannot read. Raises SettingsError."""
+    """Reads a private key from a PEM file. Raises SettingsError, also if other users can read the file."""
     with _told(path):
         mode = path.stat().st_mode
         if not stat.S_ISREG(mode):
@@ -149,7 +150,8 @@ def claims_for(
     actors: tuple[str, ...] = (),
     scopes: tuple[str, ...] = (),
 ) -> dict[str, Any]:
-    """Returns claims of an access token (RFC 9068). `actors` are in the chain's order: the last is outermost."""
+    """Returns the claims of a token for development: `act` (RFC 8693) names the `actors`, in the chain's order, the
+    last outermost."""
     claims: dict[str, Any] = {
         "iss": issuer,
         "sub": subject,

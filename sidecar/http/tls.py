@@ -33,7 +33,7 @@ class TlsContexts(ssl.SSLContext):
 
 
 class ShownCertificate(NamedTuple):
-    """The certificate (DER) shown in a handshake, "" for none, and the `trust` that it was verified against."""
+    """The certificate (DER) shown in a handshake, b"" for none, and the `trust` that it was verified against."""
 
     certificate: bytes = b""
     trust: str = ""
@@ -43,7 +43,8 @@ NOTHING: Final = ShownCertificate()
 
 
 def tls_from(files: TlsFiles) -> TlsContexts:
-    """Builds the context. Raises SettingsError for files that are unusable or do not match each other."""
+    """Builds a listener's context. Raises SettingsError for files that are unusable or do not match each other, and for
+    a key that other users can read."""
     check_private(files.key_path)
     context = TlsContexts(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
@@ -75,8 +76,8 @@ def read_authorities(path: Path) -> str:
 
 @lru_cache(maxsize=8)
 def trusted_pem(beside: str = "") -> str:
-    """Returns the authorities of `client_tls` for clients outside Python's ssl; "" if the system has no file of them.
-    Raises SettingsError."""
+    """Returns the authorities of `client_tls` for clients outside Python's ssl; "" if the system has no file of them,
+    also with authorities `beside`. Raises SettingsError."""
     system = ssl.get_default_verify_paths().cafile
     return "" if system is None else f"{read_authorities(Path(system))}\n{beside}"
 
@@ -92,7 +93,7 @@ def client_tls(beside: str = "", instead: str = "") -> ssl.SSLContext:
 
 
 def follows(context: TlsContexts, current: Callable[[], TlsContexts | None]) -> TlsContexts:
-    """Returns a context whose handshakes use the one that `current` returns at that time."""
+    """Returns `context`, whose handshakes from then on use the one that `current` returns, if any."""
 
     def turn_to(connection: Any, _name: str | None, _asked: ssl.SSLContext) -> None:
         connection.context = current() or context
@@ -102,7 +103,7 @@ def follows(context: TlsContexts, current: Callable[[], TlsContexts | None]) -> 
 
 
 def shown_on(transport: asyncio.BaseTransport | None) -> ShownCertificate:
-    """Returns the certificate shown on this connection; an empty one without TLS."""
+    """Returns the certificate shown on this connection; NOTHING if there is none, or none was requested."""
     connection = transport.get_extra_info("ssl_object") if transport is not None else None
     if connection is None or not isinstance(connection.context, TlsContexts) or not connection.context.trust:
         return NOTHING

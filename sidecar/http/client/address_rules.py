@@ -1,8 +1,8 @@
 """Decides which addresses may be reached on behalf of callers.
 
 `ipaddress` parses addresses. The table below is a copy of IANA's registries of special-purpose addresses, because the
-classification in Python changed between its releases. An address that embeds another one (mapped, NAT64, 6to4, Teredo,
-ISATAP) is treated as both, and both must be allowed.
+classification in Python changed between its releases. An address that embeds others (NAT64, 6to4, Teredo, ISATAP) is
+allowed only if they all are; a mapped address is treated as its IPv4 address.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from typing import Final
 Address = IPv4Address | IPv6Address
 Network = IPv4Network | IPv6Network
 
-# https://www.iana.org/assignments/iana-ipv4-special-registry and .../iana-ipv6-special-registry, and multicast
+# https://www.iana.org/assignments/iana-ipv4-special-registry, IPv4 multicast, and the part of
+# .../iana-ipv6-special-registry that is inside _UNICAST
 _SPECIAL: Final[tuple[Network, ...]] = tuple(
     ip_network(network)
     for network in (
@@ -38,8 +39,7 @@ class AddressRules:
     blocked: Sequence[Network] = ()
 
     def objection(self, text: str) -> str:
-        """Returns why neither this address nor one that it embeds may be connected to, for the operator; "" if both
-        may."""
+        """Returns why this address, or one that it embeds, may not be connected to, for the operator; "" if all may."""
         try:
             address = ip_address(text)
         except ValueError:

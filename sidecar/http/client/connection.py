@@ -26,7 +26,8 @@ Release = Callable[["ClientConnection", ResponseHead], None]
 
 
 class ClientConnection(asyncio.Protocol):
-    """One TCP or TLS connection. `on_free(connection, head)` is called when it can carry the next exchange."""
+    """One TCP or TLS connection. `on_free(connection, head)` is called when it can carry the next exchange,
+    `on_lost(connection)` when it is closed."""
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, on_free: Release, on_lost: Callable[[ClientConnection], None]
@@ -46,7 +47,7 @@ class ClientConnection(asyncio.Protocol):
         self._poll = select.poll()
 
     async def exchange(self, message: bytes, until: float) -> ClientResponse:
-        """Sends one request and waits for the head of its response, up to the loop time `until`."""
+        """Sends one request and waits for the head of its response, up to the loop time `until`. Raises EgressError."""
         transport = self._transport
         if transport is None or self._response is not None:
             raise self._failed() or ConnectionBroken("the connection cannot carry an exchange")
@@ -71,7 +72,8 @@ class ClientConnection(asyncio.Protocol):
         return self.idle_until > now and transport is not None and not transport.is_closing() and not self._poll.poll(0)
 
     async def more(self, response: ClientResponse, until: float | None) -> None:
-        """Waits until more of the body has arrived, up to the loop time `until`. Raises EgressError."""
+        """Waits until more of the body has arrived, up to the loop time `until` (None: unlimited). Raises
+        EgressError."""
         if failure := self._failed():
             raise failure
         if self._response is not response:
@@ -173,7 +175,7 @@ class ClientConnection(asyncio.Protocol):
             waiter.set_exception(copy(self._failure))
 
     def _failed(self) -> EgressError | None:
-        """Returns the error to raise. Each waiter gets its own: a traceback refers to its frames."""
+        """Returns the error to raise, if any. Each waiter gets its own: a traceback refers to its frames."""
         return copy(self._failure)
 
     def _given_up(self, response: ClientResponse) -> None:
@@ -237,7 +239,8 @@ class ClientResponse(ResponseReader):
         return self.head.media_type
 
     async def read(self, max_bytes: int) -> bytes:
-        """Returns the whole body, within the request's deadline. Raises EgressError; ResponseTooLarge if larger."""
+        """Returns the whole body, within the request's deadline. Raises EgressError: ResponseTooLarge beyond
+        `max_bytes`, NoRoom."""
         # Most responses are complete by the time their head is parsed.
         body = self.take() if self.complete else await self._rest(max_bytes)
         if len(body) > max_bytes:
@@ -267,9 +270,8 @@ class ClientResponse(ResponseReader):
             await self._more(self.until)
 
     async def chunks(self, *, idle_s: float | None, deadline: Deadline = ENDLESS) -> AsyncGenerator[bytes, None]:
-        """Yields the body as it arrives. `idle_s` is the longest silence, None is unlimited; `deadline` bounds the
-        whole, and may be moved in the meantime. Chunk boundaries are those of TCP and have no meaning. Raises
-        EgressError."""
+        """Yields the body as it arrives. `idle_s` is the longest silence in seconds, None is unlimited; `deadline`
+        bounds the whole, and may be moved in the meantime. Chunk boundaries have no meaning. Raises EgressError."""
         loop = self._connection.loop
         try:
             while True:

@@ -48,7 +48,8 @@ class ProxyServer:
 @dataclass(frozen=True, slots=True)
 class Egress:
     """How connections leave. `proxies` are by the scheme of the destination, `direct` the hosts that need none, and
-    `authorities` (PEM) are trusted in addition to those of the system."""
+    `authorities` (PEM) are trusted in addition to those of the system. `resolves_callbacks`: the proxy resolves the
+    names of callbacks' receivers."""
 
     proxies: Mapping[str, ProxyServer] = field(default_factory=dict)
     direct: tuple[DirectHosts, ...] = ()
@@ -56,15 +57,16 @@ class Egress:
     resolves_callbacks: bool = False
 
     def proxy_for(self, origin: TargetOrigin) -> ProxyServer | None:
-        """Returns the proxy of a destination. Loopback has none, because at a proxy it would be another machine."""
+        """Returns the proxy of a destination, None to connect directly. Loopback has none, because at a proxy it would
+        be another machine."""
         proxy = self.proxies.get(origin.scheme)
         if proxy is None or origin.loopback or any(one.holds(origin.host, origin.port) for one in self.direct):
             return None
         return proxy
 
     def tls(self, *, beside: str = "", instead: str = "") -> ssl.SSLContext:
-        """Returns the context of its connections, with authorities of one destination `beside` or `instead`. Contexts
-        are cached; the first is slow to make."""
+        """Returns the context of its connections, which trusts the authorities of one destination (PEM) `beside` the
+        others, or `instead` of them. Contexts are cached; each is slow to make."""
         return client_tls(self.authorities + beside, instead)
 
 

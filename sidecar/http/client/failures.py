@@ -11,7 +11,8 @@ class EgressError(Exception):
 
 
 class InvalidRequest(EgressError):
-    """The request cannot be expressed in HTTP: a line break in a header, a bad token. Nothing was sent."""
+    """The request may not be sent: a line break in a header, a bad token, a header that the client sets. Nothing was
+    sent."""
 
 
 class NotAllowed(EgressError):
@@ -51,4 +52,4 @@ class UnacceptableResponse(EgressError):
 
 
 class ResponseTooLarge(EgressError):
-    """The response is longer than the limit of its reader."""
+    """The response is longer than its reader allows."""

@@ -44,7 +44,7 @@ async def fetch_newer(
     tls: ssl.SSLContext | None = None,
     operators: bool = False,
 ) -> FetchedDocument | None:
-    """Returns the document, or None if its state is still `etag`. Bounded like `fetch`. Raises EgressError."""
+    """Returns the document, or None if its state is still `etag`. Otherwise like `fetch`. Raises EgressError."""
     try:
         origin = parse_origin(url)
     except ValueError as error:

@@ -49,7 +49,7 @@ log = logging.getLogger("sidecar.http.client")
 
 
 class Accepted(NamedTuple):
-    """A receiver's answer: its status, and the wait that it requests."""
+    """A receiver's answer: its status, and its `Retry-After`, "" without one."""
 
     status: int
     retry_after: str
@@ -95,7 +95,8 @@ class GuardedClient:
                 del self._asked_for[owner]
 
     async def post(self, url: str, headers: Sequence[tuple[str, str]], body: bytes) -> Accepted:
-        """Sends a request, after checking the URL again. Raises EgressError; NotAllowed is permanent."""
+        """Sends a POST, after checking the URL again, within `timeout_s` of the settings. Raises EgressError:
+        NotAllowed, if the URL or an address of its name is not allowed."""
         rules = self.rules()
         loop = asyncio.get_running_loop()
         until = loop.time() + rules.timeout_s
@@ -120,7 +121,8 @@ class GuardedClient:
         raise failure
 
     async def _addresses(self, origin: TargetOrigin, rules: CallbackSettings) -> Sequence[str]:
-        """Returns every address of the origin, each of which is allowed; "" for a name that the proxy resolves."""
+        """Returns every address of the origin, each of which is allowed; "" for a name that the proxy resolves. Raises
+        NotAllowed, ConnectFailed."""
         host, egress = origin.host, self.egress()
         if not is_address(host) and egress.resolves_callbacks and egress.proxy_for(origin) is not None:
             return ("",)
@@ -205,7 +207,7 @@ async def _post(
 
 
 def _trust(egress: Egress, ca_path: Path | None) -> ssl.SSLContext:
-    """Loads the authorities. Raises ConnectFailed."""
+    """Returns the context with the authorities of `ca_path`. Raises ConnectFailed."""
     try:
         return egress.tls(beside="" if ca_path is None else read_authorities(ca_path))
     except SettingsError as error:

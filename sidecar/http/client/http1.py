@@ -6,9 +6,10 @@ it accepts beyond the RFC is refused here:
 
     llhttp accepts                                     this module accepts
     any Transfer-Encoding, read until close or not     exactly `chunked`, once, in HTTP/1.1
-    HTTP/2.0, status 099 or 999, NUL in the reason     a status line by RFC 9112
+    HTTP/2.0, status 099 or 999, NUL in the reason     a status line by RFC 9112, also without the space at its end
     endless chunk extensions, leading zeros, trailers  a bounded size of everything but payload
-    empty lines before and after a response            them, but does not reuse the connection
+    empty lines before a response                      none
+    empty lines after a response                       them, but does not reuse the connection
     1xx without end, 101                               at most 8, never 101
 
 A response has one framing: none (204, 304), a length, chunks, or until the connection closes.
@@ -62,7 +63,8 @@ _ONCE = frozenset(
 
 class RequestForm:
     """The common parts of similar requests, checked and encoded once: verb, target, and the headers `first` and `last`
-    around the varying ones. Framing, `Host` and `Accept-Encoding` are set here; naming them is an error."""
+    around the varying ones. Framing, `Host` and `Accept-Encoding` are set here. Raises InvalidRequest for such a
+    header, a value that no header can carry, and HEAD."""
 
     __slots__ = ("_first", "_last", "_whole")
 
@@ -100,7 +102,8 @@ def _checked(name: str) -> str:
 class ResponseHead(NamedTuple):
     """The head of a response. Names in `headers` are lower-case; repeated ones are joined; cookies are removed.
     `media_type` is lower-case, without parameters, "" if there is none. A body that is not `chunked` and has no
-    `length` ends with the connection, which is otherwise `reusable` unless the peer closes it."""
+    `length` (bytes) ends with the connection. Otherwise, the connection is `reusable` unless the peer closes it or uses
+    HTTP/1.0."""
 
     status: int
     headers: Mapping[str, str]
@@ -255,7 +258,8 @@ class ResponseReader:
 
 
 def _head_from(raw: bytes) -> ResponseHead:
-    """Reads a head without its end, of an interim response too, and determines how the body ends (RFC 9112, 6.3)."""
+    """Reads a head without its end, of an interim response too, and determines how the body ends (RFC 9112, 6.3).
+    Raises ConnectionBroken, UnacceptableResponse."""
     match = _HEAD.fullmatch(raw.decode("latin-1"))
     if match is None:
         raise ConnectionBroken("the response head is not HTTP/1.1")

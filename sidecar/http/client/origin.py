@@ -1,7 +1,8 @@
 """Parses the URL of an outgoing request: one in the settings or, more strictly, one in content.
 
 A URL in content is untrusted, so nothing of it is repaired, decoded or guessed. Any part that two parsers could read
-differently (user-info, backslashes, `127.1`, `0x7f.1`, `localhost.`, letters beyond ASCII, an encoded dot) is refused.
+differently (user-info, backslashes, `127.1`, `0x7f.1`, `localhost.`, letters beyond ASCII, encoded dot segments) is
+refused.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A pool of connections to one origin.
 
-A request takes the connection used last, if it is certainly alive; otherwise a new one or, if all are in use, the next
-one that becomes free. Idle connections are few and short-lived: many servers close after 5 s of silence, and a request
-sent to a closing connection is lost, because requests are never retried.
+A request takes the idle connection used last that is certainly alive; otherwise a new one or, if the maximum is in use,
+the next one that becomes free. Idle connections are few and short-lived: many servers close after 5 s of silence, and a
+request sent to a closing connection is lost, because requests are never retried.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class HttpClient:
 
     At `max_connections`, streams included, up to `max_waiting` requests wait, each within its deadline. Connections
     leave by `egress`; `tls` replaces its trust. With `address`, they are made to that address; TLS and `Host` still
-    name the origin."""
+    name the origin. Times are in seconds."""
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class HttpClient:
         """Sends one request, and returns its response when the head has arrived.
 
         `deadline_s` from now bounds waiting, connecting, the head, and `read()`; `chunks()` has its own. Raises
-        EgressError; InvalidRequest, QueueFull and ConnectFailed mean that nothing was sent."""
+        EgressError; InvalidRequest, QueueFull, NoCapacity and ConnectFailed mean that nothing was sent."""
         form = RequestForm(verb, path, self.origin.host_header, headers)
         return await self.send(form.message((), body), deadline_s=deadline_s)
 

@@ -16,12 +16,12 @@ FREE_BYTES: Final = 256 * 1024  # of each answer: the buffers of a connection ar
 
 @dataclass(slots=True)
 class Room:
-    """The memory for answers in one process. `most` is the maximum held since it was last reset."""
+    """The memory for answers in one process, in bytes. `most` is the maximum held since it was last reset."""
 
     total: int = TOGETHER_BYTES
     held: int = 0
     most: int = 0
-    # for the one answer that may exceed it, which is not stored here so that it can be garbage collected
+    # By one answer, which is not stored here so that it can be garbage collected.
     _is_exceeded: bool = False
     _waiting: set[asyncio.Future[None]] = field(default_factory=set)
 
@@ -57,6 +57,8 @@ ANSWERS: Final = Room()
 
 
 class Share:
+    """The memory of one answer: `held` bytes. Releases it when it is closed or garbage collected."""
+
     __slots__ = ("_room", "held", "is_ahead")
 
     def __init__(self, room: Room = ANSWERS) -> None:
@@ -65,7 +67,8 @@ class Share:
         self.is_ahead = False
 
     async def hold(self, size: int, until: float | None) -> None:
-        """Sets the number of bytes held, waiting until there is room. Raises TimeoutError at the loop time `until`."""
+        """Sets the size of the answer so far, and waits until there is room for all of it but FREE_BYTES. Raises
+        TimeoutError at the loop time `until`; None is unlimited."""
         more = max(0, size - FREE_BYTES) - self.held
         if more < 0:
             self.held += more

@@ -33,7 +33,8 @@ class SendQueue:
         return True
 
     async def wait(self, until: float) -> None:
-        """Waits for a place, up to the loop time `until`. Raises EgressError."""
+        """Waits for a place. Raises NoCapacity at the loop time `until`, QueueFull at `max_waiting`, ConnectFailed
+        after `close`."""
         if self._closed:
             raise ConnectFailed("no further connection is allowed")
         if len(self._waiting) >= self._max_waiting:
@@ -62,6 +63,7 @@ class SendQueue:
         self._left += 1
 
     def close(self) -> None:
+        """Gives no further place; waiting requests fail."""
         self._closed = True
         for waiter in self._waiting:
             _fail(waiter, ConnectFailed("no further connection is allowed"))

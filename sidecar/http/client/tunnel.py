@@ -26,7 +26,8 @@ class ProxyRefused(ConnectFailed):
 
 
 class TunnelOpening(asyncio.Protocol):
-    """The connection to a proxy, until it has answered CONNECT. `opened` is its end."""
+    """The connection to a proxy, until it has answered CONNECT. `opened` is done then; its exception is
+    ProxyRefused."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, proxy: ProxyServer, target: str) -> None:
         self.opened: asyncio.Future[None] = loop.create_future()

@@ -26,7 +26,7 @@ BACKLOG = 512
 # hold the lock for up to a millisecond.
 AT_ONCE = 4
 FULL_PAUSE_S = 0.001  # when each new connection replaces another: a flood of them must not use the whole loop
-PAUSE_S = 0.1  # without descriptors the socket stays ready, and polling it would block the loop
+PAUSE_S = 0.1  # without descriptors the socket stays ready, and the loop would do nothing else
 ROOM_FOR = 8
 TELL_EVERY_S = 10.0
 

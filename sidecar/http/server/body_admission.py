@@ -2,9 +2,9 @@
 
 The cost of a body is estimated before it is parsed, from its bytes and the values that it may hold. Nearly all are
 small and continue at once. Large ones wait in their principal's queue, then in a queue for all principals; each queue
-has a share of the loop. A body that leaves its queue is not charged. Waiting and slowly arriving bodies use memory,
-which is bounded in total and for each principal (threats D5); a body without memory is refused like one that would wait
-too long.
+has a share of the loop. A body whose sender leaves while it waits uses none of it. Waiting and slowly arriving bodies
+use memory, which is bounded in total and for each principal (threats D5); a body without memory is refused like one
+that would wait too long.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _LONG_BYTES: Final = 33  # in Protocol Buffers: a value of at least 32 bytes, an
 
 @dataclass(slots=True)
 class AdmissionQueue:
-    """A queue for a share of the loop, and the memory of the bodies in it."""
+    """A queue for a `share` of the loop, and the memory of its bodies: `held` of `room` bytes."""
 
     share: float
     room: int
@@ -74,7 +74,8 @@ class BodyAdmission:
         return self._line(who), self._all
 
     async def wait(self, who: str, cost_s: float) -> bool:
-        """Waits until a body of this cost is admitted; returns whether it is large. Raises Refusal(OVERLOADED)."""
+        """Waits until a body of this cost is admitted; returns whether it is large. Raises Refusal(OVERLOADED) if it
+        would wait longer than PATIENCE_S in one queue."""
         if cost_s <= SMALL_S:
             return False
         for line in self.lines(who):
@@ -141,7 +142,7 @@ def cost_of(body: bytes) -> float:
 
 
 def cost_of_wire(body: bytes) -> float:
-    """Estimates the same for Protocol Buffers, where each value is long, or has a tag or a length of less than 32."""
+    """Estimates the same for Protocol Buffers, where each value has at least 32 bytes, or a tag or length below 32."""
     if len(body) <= SMALL_BYTES:
         return 0.0
     short = len(body) - len(body.translate(None, _SHORT))

@@ -1,9 +1,10 @@
 """Limits connections, and chooses those to close at a bound.
 
 A seat is taken when a connection is accepted, so that unfinished handshakes count too. At a bound, a new connection
-takes a seat of the peer with most seats: of a connection that lingers (answered, while the rest of its request is
-discarded), otherwise in the order of `Activity`, the oldest first. A peer never loses a seat to a peer that has more,
-and a connection that is being answered never loses its own. Lingering connections have a bound of their own.
+takes a seat of the peer with most seats, and at its peer's own bound one of this peer: of a connection that lingers
+(answered, while the rest of its request is discarded), otherwise in the order of `Activity`, the oldest first. A peer
+never loses a seat to a peer that has more, and a connection that is being answered never loses its own. Lingering
+connections have a bound of their own.
 """
 
 from __future__ import annotations
@@ -68,8 +69,9 @@ class Seat:
 
 @dataclass(slots=True)
 class ConnectionLimits:
-    """The seats of one listener. `max_per_peer` 0 means no bound for a peer. `lingering` are the connections that were
-    answered before their request had arrived completely, the oldest first."""
+    """The seats of one listener. `max_per_peer` 0 means no bound for a peer. `turned_away` counts connections without a
+    seat, `given_up` those that lost theirs. `lingering` are the connections that were answered before their request had
+    arrived completely, the oldest first."""
 
     max_seats: int
     max_per_peer: int = 0
@@ -157,7 +159,8 @@ class ConnectionLimits:
 
 
 def peer_of(host: str) -> str:
-    """Returns the peer of an address; an IPv6 subnet counts as one peer."""
+    """Returns the peer of an address; an IPv6 subnet counts as one peer. Raises ValueError for an invalid IPv6
+    address."""
     if ":" not in host:
         return host
     address = IPv6Address(host.partition("%")[0])

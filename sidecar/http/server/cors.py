@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
 Lines = tuple[tuple[str, str], ...]
-"""Headers by name."""
+"""Names and values of headers."""
 EXPOSED: Final = "Mcp-Session-Id, WWW-Authenticate, MCP-Protocol-Version, Retry-After"
 MAX_AGE_S: Final = 600
 _SENT: Final = frozenset(

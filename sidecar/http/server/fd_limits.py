@@ -21,7 +21,8 @@ def hold_standard() -> None:
 
 
 def take_all() -> tuple[int, int]:
-    """Raises the limit to its maximum; many systems start programs with 1,024. Returns the limit before and after."""
+    """Raises the soft limit to the hard one, but not above MOST; many systems start programs with 1,024. Returns the
+    soft limit before and after."""
     before, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = MOST if hard == resource.RLIM_INFINITY else min(hard, MOST)
     if before != resource.RLIM_INFINITY and before < wanted:

@@ -27,7 +27,8 @@ class InheritedSockets:
     """The sockets that no listener has taken yet, by address."""
 
     def __init__(self, environ: Mapping[str, str], pid: int, first_fd: int = FIRST_FD) -> None:
-        """Raises OSError if a descriptor is not a socket. Without `LISTEN_PID` the sockets are for any process."""
+        """Without `LISTEN_PID` the sockets are for any process. Raises OSError if a descriptor is not a socket, or for
+        more than MAX_FDS."""
         self._sockets: dict[str, tuple[str, socket.socket]] = {}
         count, recipient = environ.get("LISTEN_FDS", ""), environ.get("LISTEN_PID", str(pid))
         if not count.isdecimal() or recipient != str(pid):
@@ -73,7 +74,7 @@ class InheritedSockets:
 
 
 def _key(address: ListenAddress) -> str:
-    """The address in the socket's form: numeric, and IPv6 in its shortest form."""
+    """Returns the address in the socket's form: numeric, and IPv6 in its shortest form."""
     host = "127.0.0.1" if address.host.lower() == "localhost" else address.host
     try:
         return str(ListenAddress(str(ip_address(host)), address.port))

@@ -67,7 +67,8 @@ class GaveWay(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ListenerDeadlines:
-    """The deadlines of a connection, its bounds in total and for each peer (0: none), and for all unread data."""
+    """The deadlines of a connection, in seconds, and the bounds of a listener: its connections, in total and of each
+    peer (0: none), and their unread data. A caller reads MIN_TAKEN_BYTES of a waiting answer in `reading_timeout_s`."""
 
     header_timeout_s: float = 10.0
     keepalive_timeout_s: float = 75.0
@@ -374,7 +375,7 @@ class ServerConnection(web.RequestHandler):
                 else:
                     is_late = body is not EMPTY_PAYLOAD and not body._eof
                     if self._parser is not None and not is_late:
-                        self._parser.message_consumed()  # which it has reported
+                        self._parser.message_consumed()  # it pauses at a number of messages
                 if self._buffer_paused and len(messages) <= self._msg_queue_resume_size:
                     self._resume_reading_if_drained()
                 self._request_in_progress = True
@@ -437,7 +438,7 @@ class ServerConnection(web.RequestHandler):
             self._lingering = None
             self.seat.limits.stay(self.seat)
         body.set_exception(_PAYLOAD_ACCESS_ERROR)
-        if self._parser is not None:  # it counts a message when complete, and pauses at a number of them
+        if self._parser is not None:  # which counts a message only now that it is complete
             self._parser.message_consumed()
             self.data_received(b"")
 
@@ -457,7 +458,7 @@ class ServerConnection(web.RequestHandler):
         return response
 
     async def _discard(self, body: StreamReader) -> None:
-        """Drops the rest of an answered request's body for LINGER_S; a body that is longer closes the connection."""
+        """Drops the rest of an answered request's body; one that takes longer than LINGER_S closes the connection."""
         with suppress(TimeoutError):
             async with asyncio.timeout(LINGER_S):
                 while not (body.is_eof() or self._force_close):
@@ -533,14 +534,14 @@ class Listener:
         return self._door.seats
 
     def serve(self, server: Server, tls: ssl.SSLContext | None = None) -> None:
-        """Begins to accept. Some places are reserved for requests to the server's `probes`."""
+        """Begins to accept. If the server has `probes`, PROBE_SEATS places are reserved for them."""
         self._server, patience = server, server.patience
         local = isinstance(self.address, UnixAddress)
         seats = ConnectionLimits(patience.max_connections, 0 if local else patience.max_per_peer)
         speaker = partial(ServerConnection, server, asyncio.get_running_loop())
         # The handshake precedes the first head, and has the same deadline.
         kept = ConnectionLimits(PROBE_SEATS) if server.probes else None
-        at_once = 1 if self.is_shared else AT_ONCE  # the others are equally idle
+        at_once = 1 if self.is_shared else AT_ONCE  # the other workers may be idle
         self._door = Acceptor(self.sock, seats, speaker, tls, patience.header_timeout_s, kept, at_once)
         self._door.open()
 

@@ -38,7 +38,8 @@ _HERE = Path(__file__).parents[3]
 
 @dataclass(slots=True)
 class LoadShedding:
-    """`lagged` receives each lag, `jumped` the change of the wall clock, in seconds. `max_lag_s` is allowed."""
+    """`lagged` receives each lag, `jumped` the change of the wall clock, in seconds. Up to `max_lag_s` is no overload.
+    `random` returns numbers from 0 to 1."""
 
     max_lag_s: float
     lagged: Callable[[float], None]
@@ -96,7 +97,7 @@ class LoadShedding:
 
 
 class StallSampler:
-    """A thread that samples what blocks the loop, twice a second."""
+    """A thread that checks the loop twice in `stall_s`, and samples once what blocks it for longer."""
 
     def __init__(self, stall_s: float = STALL_S) -> None:
         self.stall_s = stall_s
@@ -116,7 +117,7 @@ class StallSampler:
         self._thread.join()
 
     def seen_alive(self) -> None:
-        """Notes that the loop runs. Logs what blocked it, if that took long."""
+        """Notes that the loop runs. Logs what blocked it for longer than `stall_s`, at a limited rate."""
         now_s = time.monotonic()
         held_s, self._alive_mono_s = now_s - self._alive_mono_s - LOOK_EVERY_S, now_s
         seen, self._seen = self._seen, []

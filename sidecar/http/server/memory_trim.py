@@ -19,7 +19,7 @@ STREAM_BYTES: Final = 50_000  # the memory of one stream; bodies and answers are
 
 @dataclass(slots=True)
 class MemoryTrim:
-    """Calls `give_back` once after each peak."""
+    """Calls `give_back` once after each peak of at least CROWD streams."""
 
     give_back: Callable[[], None]
     most: int = 0

@@ -4,9 +4,10 @@
                    unanswered, without their own record: their number is in the metrics and, once a minute for each
                    address, in a control record
     a principal    counted by chain. Beyond the limit, each call is `too-many-refusals` until the minute ends
-    a record       a refusal of a known caller by a limit or an outage has its own record up to
-                   `recorded_per_principal_per_minute`; further ones are counted once a minute in a control record, by
-                   chain and reason. So no caller determines the size of the audit log
+    a record       a refusal of a caller by a limit or an outage has its own record up to
+                   `recorded_per_principal_per_minute`, counted by chain (an anonymous caller: by address); further
+                   ones are counted once a minute in a control record, by this and the reason. So no caller determines
+                   the size of the audit log
 
 An enforcement point that asks about strangers is always answered. Strangers beyond the limit in its minute are counted
 like records. Its questions count for no address and no principal.
@@ -56,7 +57,7 @@ class MinuteCounts:
         return count + 1
 
     def standing(self, name: str) -> tuple[int, float]:
-        """Returns the count, and the rest of the minute in seconds."""
+        """Returns the count, and the rest of the minute in seconds; zeros if no minute runs."""
         began_s, count = self.minutes.get(name, (0.0, 0))
         left_s = began_s + MINUTE_S - self._clock_mono()
         return (count, left_s) if count and left_s > 0 else (0, 0.0)
@@ -133,8 +134,9 @@ class RefusalThrottle:
         return True
 
     def only_counts(self, caller: Caller | None, peer: str, refusal: Refusal) -> bool:
-        """Reports whether this refusal is beyond the number of its chain's recorded ones. Refusals that the caller
-        caused are always recorded: they are bounded by `per_principal_per_minute`."""
+        """Reports whether this refusal is beyond the number of recorded ones of its chain or, for an anonymous caller,
+        its address. Refusals that the caller caused are always recorded: they are bounded by
+        `per_principal_per_minute`."""
         if caller is None or _is_own_doing(refusal):
             return False
         known = not caller.is_anonymous
