@@ -56,8 +56,8 @@ BreakerPass = int
 
 @dataclass(slots=True, eq=False)
 class Breaker:
-    """The breaker of one upstream. `moved` is called with each new state. While it is `closed`, `check` and `enter` let
-    everything pass, and `turn` is the pass."""
+    """The breaker of one upstream: `failures` faults in a row open it for `open_s` seconds. `moved` is called with each
+    new state. While it is `closed`, `check` and `enter` let everything pass, and `turn` is the pass."""
 
     clock_mono: Callable[[], float]
     failures: int = 5
@@ -78,7 +78,7 @@ class Breaker:
 
     @property
     def rest_s(self) -> float:
-        """Seconds until a try is let through; 0 if one is possible now."""
+        """Seconds until a try is let through; 0 if one is possible now. While one decides, AGAIN_S."""
         if self.state is BreakerState.OPEN:
             return max(0.0, self._opened_at + self.open_s - self.clock_mono())
         if self.state is BreakerState.HALF_OPEN and self.clock_mono() < self._trial_until:
@@ -86,7 +86,8 @@ class Breaker:
         return 0.0
 
     def check(self) -> None:
-        """Raises Refusal(UPSTREAM_OPEN) if `enter` would. In half open it reserves the try for this exchange."""
+        """Raises Refusal(UPSTREAM_OPEN) if `enter` would, or while another exchange has reserved the try. Otherwise
+        reserves the try for this exchange, for AGAIN_S."""
         if self.closed:
             return
         self._refuse(max(self.rest_s, AGAIN_S if self.clock_mono() < self._claimed_until else 0.0))

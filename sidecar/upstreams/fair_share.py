@@ -63,7 +63,8 @@ class FairShares:
         return share, True
 
     async def wait(self, share: CallerShare, deadline_s: float) -> float:
-        """Waits for a place; returns the remaining seconds. Raises Unsent(TOO_MANY_CONCURRENT)."""
+        """Waits for a place, at most `deadline_s`; returns the remaining seconds. Raises
+        Unsent(TOO_MANY_CONCURRENT)."""
         loop = asyncio.get_running_loop()
         until = loop.time() + deadline_s
         try:

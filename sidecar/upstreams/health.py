@@ -112,7 +112,7 @@ class HealthProbes:
                 patient.account.unwelcome(sentence(refusal))
         now = self.clock_mono()
         if not refused and now - plan.explored_at >= EXPLORE_EVERY_S:
-            with suppress(Refusal):  # a call that needs the tools gets the error; the state is already recorded
+            with suppress(Refusal):  # no call waits for this; the state is already recorded
                 await patient.asked.explore()
                 plan.explored_at = now
         patient.account.checked()

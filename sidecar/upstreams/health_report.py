@@ -1,4 +1,4 @@
-"""The report of `sidecar mcp test`: it begins a conversation with one upstream, uses it once and ends it."""
+"""Makes the report of `sidecar mcp test`: begins a conversation with one upstream, lists its offers, and ends it."""
 
 from __future__ import annotations
 
@@ -43,7 +43,8 @@ class HealthReport:
 
 
 async def report_on(upstream: McpTransport, *, now_s: float) -> HealthReport:
-    """Begins a conversation, lists the tools, and ends it. Failures are part of the report."""
+    """Begins a conversation, lists what the upstream offers, and ends it. Failures are part of the report. A program is
+    ended too."""
     report = await _asked(upstream, rfc3339(now_s))
     if isinstance(upstream, ProgramUpstream):
         await upstream.close()  # afterwards everything that it wrote has been read

@@ -1,7 +1,8 @@
 """Sends requests to one HTTP address of an upstream, with its credential.
 
-Nothing of the caller's request is copied, in particular not its credential (CONTRACT 1.1, invariant I5). Every failure
-becomes a refusal. None is retried, because the upstream may have executed an unanswered request.
+No header of the caller's request is copied, and its credential only if the operator configured that (CONTRACT 1.1,
+invariant I5). Every failure becomes a refusal. None is retried, because the upstream may have executed an unanswered
+request.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ CONNECT_S: Final = 5.0  # the maximum time to open a connection
 
 
 class HttpAddress:
-    """The address, its connections, and the common parts of every request to it: `headers` and the credential."""
+    """The address, its connections, and the common parts of every request to it: `headers` and the credential. Raises
+    ValueError for an invalid URL."""
 
     def __init__(
         self,
@@ -64,7 +66,7 @@ class HttpAddress:
         return self._calls.open_connections + self._streams.open_connections
 
     def form(self, verb: str, path: str, first: Sequence[Header]) -> RequestForm:
-        """The common part of similar requests. Raises Refusal(MALFORMED_CALL)."""
+        """Returns the common part of similar requests. Raises Refusal(MALFORMED_CALL)."""
         fixed = self.credential.fixed
         try:
             return RequestForm(
@@ -99,7 +101,8 @@ class HttpAddress:
         deadline_s: float,
         streams: bool,
     ) -> Coroutine[Any, Any, ClientResponse]:
-        """Like `send`, but raises EgressError for a failure, from which `refusal_from` makes a refusal."""
+        """Like `send`, but raises EgressError for a failure of the upstream, from which `refusal_from` makes a
+        refusal."""
         client = self._streams if streams else self._calls
         if self.credential.varies:
             shown = self.credential.at_hand(caller)
@@ -161,5 +164,5 @@ _REFUSALS: Final[Sequence[tuple[type[EgressError], Reason, str]]] = (
 
 
 def refusal_from(failure: EgressError) -> Refusal:
-    """The caller's refusal for a failure of the upstream: only its kind, never addresses or bytes."""
+    """Returns the caller's refusal for a failure of the upstream: only its kind, never addresses or bytes."""
     return next(Refusal(reason, detail) for kind, reason, detail in _REFUSALS if isinstance(failure, kind))

@@ -41,7 +41,7 @@ def passes_on(refusal: Refusal) -> bool:
 
 
 def in_words_of(refusal: Refusal, error: Mapping[str, Any]) -> Refusal:
-    """The same refusal, with the code, message and data of an upstream's JSON-RPC error."""
+    """Returns the same refusal, with the code, message and data of an upstream's JSON-RPC error."""
     data = error.get("data")
     return Refusal(
         refusal.reason,
@@ -62,7 +62,7 @@ def words_of(answer: Status) -> str:
 
 
 def retry_after_s(answer: Status) -> float | None:
-    """`Retry-After` in seconds, at most an hour; None if it is missing or invalid."""
+    """Returns `Retry-After` in seconds, at most an hour; None if it is missing or invalid."""
     said = answer.headers.get("retry-after", "").strip()
     if said.isascii() and said.isdigit():
         return min(float(said[:10]), MAX_RETRY_AFTER_S)
@@ -74,7 +74,7 @@ def retry_after_s(answer: Status) -> float | None:
 
 
 def _target(answer: Status) -> str:
-    """The target of a redirect, without the parts that may be secret: user, query and fragment."""
+    """Returns the target of a redirect, without the parts that may be secret: user, query and fragment."""
     said = answer.headers.get("location", "").partition("#")[0].partition("?")[0]
     scheme, authority, path = said.partition("//")
     if authority:

@@ -2,7 +2,7 @@
 
 `status` and `connection` change together, by one table of the original data models:
 
-    offline, disconnected      it has not been contacted yet, or is closed
+    offline, disconnected      it has not answered yet, or is closed
     ready, connected           it answers
     degraded, connected        half the faults that open its breaker came in a row, or it accepts no conversation
     offline, degraded          its breaker is not closed
@@ -228,9 +228,10 @@ def _moment(at: float) -> str | None:
 
 
 class CallOutcome:
-    """The outcome of one use of an upstream, which starts now. The account records the first reported outcome. A call
-    at this upstream may take `timeout_s`; `own` marks a request of the sidecar itself, `counts` a caller's call. Faults
-    are failures that callers cannot cause (listed in `mcp/guarded_transport.py`). Raises Refusal(UPSTREAM_OPEN)."""
+    """The outcome of one use of an upstream, which starts now. The account records the first reported outcome. The use
+    may take `deadline_s`, any call at this upstream `timeout_s`; `own` marks a request of the sidecar itself, `counts`
+    a caller's call. Faults are failures that callers cannot cause (listed in `mcp/guarded_transport.py`). Raises
+    Refusal(UPSTREAM_OPEN)."""
 
     _done = False
     _heard_mono_s: float | None = None  # when the whole answer arrived, if `answered` is called later

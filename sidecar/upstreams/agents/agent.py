@@ -70,7 +70,7 @@ class AgentUpstream:
 def agent_from(
     name: str, definition: Definition, *, max_response_bytes: int, signer: TokenSigner, egress: Egress = DIRECT
 ) -> AgentUpstream:
-    """The agent of a definition. Raises SettingsError."""
+    """Builds the agent of a definition. Nothing is opened yet. Raises SettingsError."""
     section = definition.a2a
     if section is None:
         raise ValueError("the settings promise an agent its section")

@@ -52,7 +52,7 @@ class CardKeeper:
         self._one_at_a_time = asyncio.Lock()
 
     def version(self) -> Version:
-        """The A2A version for the agent: the configured one, otherwise the card's, otherwise 1.0."""
+        """Returns the A2A version for the agent: the configured one, otherwise the card's, otherwise 1.0."""
         return self._spoken or _version_in(self._card, self._binding)
 
     def has_skill(self, name: str) -> bool | None:
@@ -60,8 +60,8 @@ class CardKeeper:
         return None if self._card is None else any(skill["id"] == name for skill in self._card.get("skills", ()))
 
     async def prepare(self) -> None:
-        """Determines the agent's version if it is not configured. After a failed fetch, calls do not wait for a
-        while."""
+        """Determines the agent's version if it is not configured, at most once a minute: calls do not wait again after
+        a failed fetch."""
         if self._spoken is not None or self._clock() - max(self._fetched_s, self._failed_s) < KEPT_S:
             return
         if self._card is None:
@@ -97,7 +97,8 @@ class CardKeeper:
             await asyncio.gather(self._renewing, return_exceptions=True)
 
     async def card(self) -> Card:
-        """The card in the canonical form, at most a minute old. Raises Refusal: UPSTREAM_FAILED, RESPONSE_REFUSED."""
+        """Returns the card in the canonical form, at most a minute old. Raises Refusal: UPSTREAM_FAILED,
+        RESPONSE_REFUSED."""
         if self._get is None:
             raise Refusal(Reason.UPSTREAM_FAILED, "the address of its card is not configured (a2a.card_url)")
         async with self._one_at_a_time:
@@ -127,7 +128,7 @@ class CardKeeper:
 
 
 def _version_in(card: Card | None, binding: Binding) -> Version:
-    """1.0, unless the card offers only 0.3 for this binding."""
+    """Returns 1.0, unless the card offers only 0.3 for this binding."""
     interfaces = [] if card is None else card.get("supportedInterfaces", [])
     spoken = {
         str(one.get("protocolVersion", ""))[:3]

@@ -200,8 +200,8 @@ class GrpcStream:
 
 
 def _given_up() -> BaseException:
-    """Returns the refusal for a cancellation. grpc raises the same error if the waiting task is cancelled and if only
-    the call is."""
+    """Returns the error to raise for a CancelledError of grpc, which raises it if the waiting task is cancelled and
+    also if only the call is."""
     task = asyncio.current_task()
     if task is not None and task.cancelling():
         return asyncio.CancelledError()
@@ -209,7 +209,7 @@ def _given_up() -> BaseException:
 
 
 def _unsendable() -> Refusal:
-    """The refusal of a call that grpc rejects: the connection is closed, or a header is invalid."""
+    """Returns the refusal of a call that grpc rejects: the connection is closed, or a header is invalid."""
     return Refusal(Reason.UPSTREAM_FAILED, "the call cannot be sent over gRPC")
 
 
@@ -227,7 +227,7 @@ def _read(operation: Operation, version: Version, raw: bytes | None) -> Result:
 
 
 def _said(error: aio.AioRpcError) -> AgentError:
-    """The agent's own error. Raises Refusal if the error does not come from the agent."""
+    """Returns the agent's own error. Raises Refusal if the error does not come from the agent."""
     status = error.code().name
     metadata = error.trailing_metadata() or ()
     details = [value for name, value in metadata if name == DETAILS and isinstance(value, bytes)]

@@ -20,8 +20,8 @@ INSTEAD: Final = "(the agent)"
 
 
 class GuardedAgent:
-    """A guarded agent. One caller has at most `share` calls at a time, each for at most `timeout_s`; `url` is the
-    agent's address."""
+    """A guarded agent. One caller has at most `share` calls at a time, besides streams; a call may take `timeout_s`;
+    `url` is the agent's address."""
 
     def __init__(self, inner: AgentTransport, account: UpstreamAccount, share: int, timeout_s: float, url: str) -> None:
         self.inner = inner
@@ -53,7 +53,8 @@ class GuardedAgent:
         return self._told(answer) if isinstance(answer, AgentError) else answer
 
     async def listen(self, outgoing: OutgoingOperation) -> AgentEvents | AgentError:
-        """See `AgentTransport.listen`. A stream that has begun counts as an answer."""
+        """See `AgentTransport.listen`. Also raises UPSTREAM_OPEN. A stream counts as an answer from its first event
+        on."""
         own = outgoing.caller is None
         visit = CallOutcome(self.account, outgoing.deadline_s, self._timeout_s, own=own, counts=not own)
         try:

@@ -41,7 +41,7 @@ class _Request(NamedTuple):
     number: int | None = None
 
     def take(self, raw: bytes, status: int) -> Any | AgentError:
-        """The result or the agent's error in one message. Raises Refusal(RESPONSE_REFUSED)."""
+        """Returns the result or the agent's error in one message. Raises Refusal(RESPONSE_REFUSED)."""
         try:
             said = jsonrpc.parse_answer(raw)
         except Refusal as refusal:
@@ -111,7 +111,8 @@ class HttpAgent(ABC):
         raise _refused("it answered in one body where a stream was requested")
 
     def _send(self, outgoing: OutgoingOperation) -> tuple[_Request, Awaitable[ClientResponse]]:
-        """Sends the request. Returns it with the head of its response. Raises Refusal, EgressError."""
+        """Returns the request and its exchange, to be awaited at once, which gives the head of the response. Both raise
+        Refusal, EgressError."""
         version, streams = self._version(), outgoing.operation.streams
         try:
             asked = self._request(outgoing, version)
@@ -139,7 +140,8 @@ class HttpAgent(ABC):
         return self._address.form(asked.verb, asked.path, headers)
 
     async def _failed(self, asked: _Request, response: ClientResponse) -> Refusal:
-        """The refusal of a response that carries only its status; with the error's text if the status is passed on."""
+        """Returns the refusal of a response that carries only its status; with the error's code and text if the status
+        is passed on."""
         refusal = _no_a2a(response)
         if not passes_on(refusal) or response.media_type not in (JSON, A2A_JSON):
             return refusal
@@ -200,7 +202,7 @@ class HttpJsonAgent(HttpAgent):
         return asked.read(await response.read(self._max_bytes), 200)
 
     async def _error(self, asked: _Request, response: ClientResponse) -> AgentError:
-        """The agent's error. Raises Refusal if the error does not come from the agent."""
+        """Returns the agent's error. Raises Refusal if the error does not come from the agent."""
         status = response.status
         if status == LIMITED or (status >= 500 and status not in (500, 501)):
             raise await self._failed(asked, response)
@@ -251,7 +253,8 @@ _CODE_OF_STATUS: Final = {404: -32001, 400: -32602, 405: -32601, 409: -32002, 41
 
 
 def _rpc_result(number: int, said: Any) -> Any | AgentError:
-    """The result or error in a response to request `number`. An error about an unreadable request has no id."""
+    """Returns the result or error in a response to request `number`. An error about an unreadable request has no id.
+    Raises Refusal(RESPONSE_REFUSED)."""
     if isinstance(said, dict) and "error" in said and said["error"] is None and said.get("result") is not None:
         said = {name: value for name, value in said.items() if name != "error"}  # some libraries write both
     if not isinstance(said, dict) or ("result" in said and "error" in said):
@@ -267,7 +270,8 @@ def _rpc_result(number: int, said: Any) -> Any | AgentError:
 
 
 def _error_in(said: Any, status: int) -> AgentError | None:
-    """The error in a body of HTTP+JSON of either version, if any. In 0.3 only the status gives the kind."""
+    """Returns the error in a body of HTTP+JSON of either version, if any. In 0.3, the kind is in the status, or in a
+    code of A2A."""
     if not isinstance(said, dict):
         return None
     error = said.get("error")
@@ -287,7 +291,7 @@ def _error_in(said: Any, status: int) -> AgentError | None:
 
 
 def _own_error_in(raw: bytes) -> AgentError | None:
-    """The error in a body, if it is one of A2A's; any web framework may write JSON when it fails."""
+    """Returns the error in a body, if it is one of A2A's; any web framework may write JSON when it fails."""
     try:
         said = jsonrpc.parse_answer(raw)
     except Refusal:
@@ -331,7 +335,7 @@ def _apart(operation: Operation, params: Mapping[str, Any]) -> tuple[dict[str, s
 
 
 def _no_a2a(response: ClientResponse) -> Refusal:
-    """The refusal of a response that carries only its status. A success that is not A2A is a fault."""
+    """Returns the refusal of a response that carries only its status. A success that is not A2A is a fault."""
     refusal = refusal_of(response)
     if 300 <= response.status < 500 and not passes_on(refusal):
         return Declined(refusal.detail)

@@ -21,14 +21,14 @@ Result = dict[str, Any]
 
 
 def unsaid(error: UnreadableMessage) -> Unsent:
-    """The refusal of parameters that this agent's version cannot express; nothing was sent."""
+    """Returns the refusal of parameters that this agent's version cannot express; nothing was sent."""
     return Unsent(
         Reason.MALFORMED_CALL, f"the agent's version of A2A cannot express the request: {error}", code=INVALID_PARAMS
     )
 
 
 def unreadable(error: UnreadableMessage) -> Refusal:
-    """The refusal of a result that is not in the agent's form."""
+    """Returns the refusal of a result that is not in the agent's form."""
     return Refusal(Reason.RESPONSE_REFUSED, f"its result cannot be read: {error.pointer or '/'} {error.problem}")
 
 
@@ -62,7 +62,8 @@ class AgentEvents(Protocol):
     """A stream that an agent has begun. Read it to its end or close it."""
 
     def events(self, deadline: Deadline, idle_s: float) -> AsyncGenerator[Result | AgentError | None, None]:
-        """The events; None is a keep-alive. An `AgentError` is the last item. Raises Refusal."""
+        """Yields the events; None is a keep-alive. An `AgentError` is the last item. `idle_s` is the longest silence in
+        seconds. Raises Refusal."""
 
     def close(self) -> None:
         """Cancels the rest; the agent notices at once. Calling it twice is allowed."""
@@ -72,11 +73,11 @@ class AgentTransport(Protocol):
     """One agent, by one of its interfaces."""
 
     async def ask(self, outgoing: OutgoingOperation) -> Result | AgentError:
-        """The answer to an operation that does not stream. Raises Refusal: UPSTREAM_FAILED, UPSTREAM_TIMEOUT,
-        RESPONSE_REFUSED; Declined, and Unsent if nothing was sent."""
+        """Returns the answer to an operation that does not stream. Raises Refusal: UPSTREAM_FAILED, UPSTREAM_LIMITED,
+        UPSTREAM_TIMEOUT, RESPONSE_REFUSED; Declined, and Unsent if nothing was sent."""
 
     async def listen(self, outgoing: OutgoingOperation) -> AgentEvents | AgentError:
-        """The answer to a streaming operation, as soon as it has begun. Raises Refusal."""
+        """Returns the answer to a streaming operation, as soon as it has begun. Raises Refusal."""
 
     @property
     def secrets(self) -> object:

@@ -34,7 +34,7 @@ def source_from(
     clock_mono: Callable[[], float] = time.monotonic,
     new_id: Callable[[], str] = secrets.token_urlsafe,
 ) -> CredentialSource:
-    """The credential source of the upstream at `url`, its secrets read. Raises SettingsError."""
+    """Returns the credential source of the upstream at `url`, its secrets read. Raises SettingsError."""
     if section is None:
         return NO_CREDENTIAL
     if section.bearer_path is not None:

@@ -3,7 +3,8 @@
 Signs a JWT that names the chain by RFC 8693 4.1: `sub` is the first principal, and each further one is an `act` around
 the earlier ones, so that the outermost is the direct caller. Names are full (`user:corp/alice`); another sidecar reads
 the token as a peer's (identity/issuers.py). A token is valid for one audience, and never longer than the caller's
-credential; it is reused for half of its lifetime. A key file that other users can read is refused.
+credential, but for at least a second; it is reused for half of its lifetime. A key file that other users can read is
+refused.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ _NAME: Final = attrgetter("name")
 
 @dataclass(frozen=True, slots=True)
 class TokenSigner:
-    """Signs tokens as `issuer`. Signers of one issuer and key are equal; without a key, none can sign."""
+    """Signs tokens as `issuer`. `before` are the public halves of earlier keys (JWK). Signers of one issuer and key are
+    equal; one without a key cannot sign."""
 
     issuer: str
     key: SigningKey | None = field(default=None, repr=False, compare=False)
@@ -56,7 +58,8 @@ NO_SIGNER: Final = TokenSigner("")
 
 
 def signer_from(settings: Settings, issuer: str, *, make: bool) -> TokenSigner:
-    """The settings' signer, if required. `make` writes a missing key to the data folder. Raises SettingsError."""
+    """Returns the settings' signer, without a key if nothing is to be signed. A missing key in the data folder is
+    generated, and written there if `make`. Raises SettingsError."""
     if not settings.signs:
         return TokenSigner(issuer)
     path = settings.signing_key_path
@@ -80,7 +83,8 @@ class _Kept(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SignedSource(CredentialSource):
-    """`roles`: whether the token has the first principal's roles. `own`: the `sub` of the sidecar's own requests."""
+    """Tokens for `audience` that live for `ttl_s`. `roles`: whether they have the first principal's roles. `own`: the
+    `sub` of the sidecar's own requests."""
 
     signer: TokenSigner
     audience: str

@@ -17,7 +17,7 @@ Header = tuple[str, str]
 
 
 class CredentialSource:
-    """Gives the credential header of an exchange; this base class gives none. Equal sources also have equal files."""
+    """Gives the credential header of an exchange; this base class gives none. Equal sources have read equal secrets."""
 
     __slots__ = ()
     varies: ClassVar[bool] = False
@@ -38,7 +38,7 @@ class CredentialSource:
         return None
 
     async def header_within(self, caller: Caller | None, deadline_s: float) -> tuple[Header | None, float]:
-        """The header to send, and the remaining time. Raises Unsent."""
+        """Returns the header to send, and the remaining seconds. Raises Unsent."""
         if not self.varies:
             return self.fixed, deadline_s
         loop = asyncio.get_running_loop()
@@ -85,7 +85,7 @@ def bearer(token: str) -> Header:
 
 
 def token_of(caller: Caller) -> str:
-    """The caller's own token. Raises Unsent(UNAUTHENTICATED)."""
+    """Returns the caller's own token. Raises Unsent(UNAUTHENTICATED)."""
     if not caller.token:
         raise Unsent(Reason.UNAUTHENTICATED, "this server accepts only an access token of the caller's own")
     return caller.token

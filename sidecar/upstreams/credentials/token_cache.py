@@ -28,7 +28,7 @@ LATE = (Reason.UPSTREAM_TIMEOUT, "its token endpoint did not answer in time")
 
 @dataclass(frozen=True, slots=True)
 class GrantedToken:
-    """A token and its lifetime. Its value is never printed."""
+    """A token and its lifetime in seconds. Its value is never printed."""
 
     value: str = field(repr=False)
     life_s: float
@@ -60,7 +60,7 @@ class TokenCache:
         return len(self._places)
 
     async def get(self, key: bytes, fetch: Callable[[], Awaitable[GrantedToken]], deadline_s: float) -> str:
-        """Returns a valid token. Raises Unsent, like `fetch`."""
+        """Returns a valid token. Raises Unsent, like `fetch`, and if none arrives within `deadline_s`."""
         place = self._place(key)
         now = self.clock_mono()
         if now < place.renew_at:

@@ -1,4 +1,5 @@
-"""Requests tokens from OAuth token endpoints: one bounded POST (RFC 6749); only RFC error codes are reported."""
+"""Requests tokens from OAuth token endpoints: one bounded POST (RFC 6749). Of an error, only the status and a known
+code are reported."""
 
 from __future__ import annotations
 
@@ -46,7 +47,7 @@ log = logging.getLogger("sidecar.upstreams.credentials")
 
 
 class DeniedError(Exception):
-    """The endpoint refused; the text is the code, as RFC 6749, 8693 or 8707 defines it."""
+    """The endpoint refused; the text is the code of RFC 6749, 8693 or 8707, or the HTTP status if it sent none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +63,7 @@ class ClientProof:
     audience: str = ""
 
     def shown(self, now_s: float, new_id: Callable[[], str]) -> tuple[Form, Form]:
+        """Returns the headers and the form fields that authenticate the client."""
         if self.key is not None:
             times = {"iat": int(now_s), "exp": int(now_s + ASSERTION_S)}
             claims = {"iss": self.client_id, "sub": self.client_id, "aud": self.audience, **times, "jti": new_id()}
@@ -97,7 +99,7 @@ class TokenEndpoint:
         self._client = HttpClient(self._origin, egress=egress, max_connections=MAX_CONNECTIONS)
 
     async def ask(self, form: Form) -> GrantedToken:
-        """Requests a token. Raises Unsent, and DeniedError if the endpoint refuses. A failure is logged."""
+        """Requests an access token. Raises Unsent, and DeniedError if the endpoint refuses. A failure is logged."""
         return await self._posted(form, _granted)
 
     async def ask_for_id_token(self, form: Form) -> str:
@@ -122,7 +124,7 @@ class TokenEndpoint:
 
 
 async def _object(response: ClientResponse) -> Mapping[str, Any]:
-    """The JSON object of a response; an empty one if there is none."""
+    """Returns the JSON object of a response; an empty one if there is none. Raises EgressError."""
     raw = await response.read(MAX_ANSWER_BYTES)
     if response.media_type != "application/json":
         return {}
@@ -165,7 +167,8 @@ def _granted(status: int, said: Mapping[str, Any]) -> GrantedToken:
 
 
 def _life_s(said: object) -> float:
-    """The lifetime in seconds. Digits in a string are accepted, as some products send them; others count as absent."""
+    """Returns the lifetime in seconds, UNKNOWN_LIFE_S if it is absent or not a number. Digits in a string are accepted,
+    as some products send them."""
     if isinstance(said, str) and _DIGITS.fullmatch(said):
         return float(said)
     if isinstance(said, bool) or not isinstance(said, int | float):

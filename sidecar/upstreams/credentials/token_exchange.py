@@ -22,7 +22,8 @@ _OF_THE_CALLER: Final = frozenset({"invalid_request", "invalid_grant", "invalid_
 
 @dataclass(frozen=True, slots=True)
 class OwnGrant(CredentialSource):
-    """One token for all callers (OAuth client credentials). `secrets`: of the client, and the actor's token."""
+    """One token for all callers (OAuth client credentials). `secrets`: the client's secret, or the id of its key, and
+    the actor's token."""
 
     client: TokenClient
     secrets: tuple[str, str] = field(repr=False)
@@ -91,7 +92,7 @@ class ExchangedTokens(OwnGrant):
 
 
 def _key_of(caller: Caller | None) -> bytes:
-    """The cache's key, which contains no caller's token. The sidecar's own token has an empty key."""
+    """Returns the cache's key, which contains no caller's token. The sidecar's own token has an empty key."""
     return b"" if caller is None else sha256(caller.token.encode()).digest()
 
 

@@ -88,7 +88,8 @@ class Violation:
 
 @dataclass(frozen=True, slots=True)
 class ArgumentSchema:
-    """A compiled schema. `weight` counts its subschemas, `patterns` its patterns, both with references unfolded. Values
+    """A compiled schema. `weight` counts its subschemas, `patterns` its patterns, both with references unfolded;
+    `branches` is the largest number of subschemas in the alternatives of one; `cyclic`: it refers to itself. Values
     whose JSON text has at most `small_bytes` may be passed to `accepts` without counting."""
 
     weight: int
@@ -106,8 +107,8 @@ class ArgumentSchema:
         object.__setattr__(self, "small_bytes", min(MAX_WORK // self.weight, MAX_PATTERN_WORK // (self.patterns or 1)))
 
     def violation(self, arguments: Any, size: int = 0) -> Violation | None:
-        """The first violation in parsed arguments, or in a result, if any. The time is bounded for any value. `size` is
-        the length of the JSON text, if known."""
+        """Returns the first violation in parsed arguments, or in a result, if any. The time is bounded for any value.
+        `size` is the length of the JSON text in bytes, 0 if unknown."""
         try:  # counting takes much longer
             little = (size or len(orjson.dumps(arguments))) <= self.small_bytes
         except TypeError:  # orjson cannot write it: count
@@ -165,7 +166,7 @@ def compile_schema(schema: object, *, of_object: bool = True) -> ArgumentSchema:
 
 
 def every_subschema(root: object) -> Iterator[dict[str, Any]]:
-    """Every object schema in `root`, itself included, that keywords reach; references are not followed."""
+    """Yields every object schema in `root`, itself included, that keywords reach; references are not followed."""
     waiting: list[object] = [root]
     while waiting:
         node = waiting.pop()
@@ -247,7 +248,8 @@ class _Survey:
     _open: set[int] = field(default_factory=set)
 
     def weigh(self, node: object, at: str, level: int, base: str) -> tuple[int, int]:
-        """Subschemas and patterns below `node`, itself included, references unfolded."""
+        """Returns the number of subschemas and patterns below `node`, itself included, references unfolded. Raises
+        SchemaRefused."""
         if not isinstance(node, dict):
             return 1, 0
         if id(node) in self._open:
@@ -281,7 +283,7 @@ class _Survey:
         return weight, patterns
 
     def _weigh_reference(self, keyword: str, node: dict[str, Any], at: str, level: int, base: str) -> tuple[int, int]:
-        """The weight of the heaviest possible target: the target of a dynamic reference depends on the call."""
+        """Returns the weight of the heaviest possible target: the target of a dynamic reference depends on the call."""
         place = f"{at}/{keyword}"
         targets = self._targets(keyword, node[keyword], place, base)
         self.led.setdefault(id(node), []).extend(targets)
@@ -341,13 +343,13 @@ class _Survey:
 
 
 def _dialect_of(schema: dict[str, Any], default: str) -> str:
-    """The dialect that a schema names, with or without the empty fragment; "" if it is not a name."""
+    """Returns the dialect that a schema names, without an empty fragment; "" if it is not a name."""
     dialect = schema.get("$schema", default)
     return dialect.removesuffix("#") if isinstance(dialect, str) else ""
 
 
 def _subschemas(node: dict[str, Any]) -> Iterator[tuple[str, str, object]]:
-    """Keyword, path and value of every schema directly below this one."""
+    """Yields keyword, path and value of every schema directly below this one."""
     for keyword in _ONE:
         if isinstance(node.get(keyword), dict):
             yield keyword, keyword, node[keyword]
@@ -380,7 +382,8 @@ def _refuse_size(schema: dict[str, Any]) -> None:
 
 
 def _extent(arguments: Any, enough: int) -> tuple[int, int, int]:
-    """Values, characters (keys included) and depth of parsed JSON; counting ends soon after `enough` values."""
+    """Returns the number of values and characters (keys included) and the depth of parsed JSON; counting ends soon
+    after `enough` values."""
     values, characters, depth = 0, 0, 0
     level: list[Any] = [arguments]
     while level and values <= enough:

@@ -29,7 +29,7 @@ def upstream_from(
     signer: TokenSigner = NO_SIGNER,
     egress: Egress = DIRECT,
 ) -> McpTransport:
-    """An upstream as configured, its secrets read. Nothing is opened or started yet. Raises SettingsError."""
+    """Builds an upstream as configured, its secrets read. Nothing is opened or started yet. Raises SettingsError."""
     mcp = section.mcp
     if mcp is None or (mcp.command is None and mcp.url is None):
         raise ValueError("the settings promise an MCP upstream its URL or its command")

@@ -23,7 +23,7 @@ class BackgroundTasks:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def add(self, work: Coroutine[Any, Any, object]) -> None:
-        """Runs it in the background; its refusals are ignored."""
+        """Runs it in the background, for WITHIN_S at most; its refusals are ignored."""
         if len(self._tasks) >= self._max_tasks:
             work.close()
             return
@@ -40,7 +40,8 @@ class BackgroundTasks:
 
 
 def landed(tasks: dict[Any, asyncio.Task[Any]], key: object, task: asyncio.Task[Any]) -> None:
-    """The task under this key is done. Its exception goes to the waiting callers, if any."""
+    """Removes the finished task under this key. Its exception goes to the waiting callers; it is not logged if there is
+    none."""
     tasks.pop(key, None)
     if not task.cancelled():
         task.exception()

@@ -6,7 +6,7 @@ No call is sent unvalidated, so a call waits for the list, within its deadline.
     fresh                    at once                         one refresh, at most one in a second, then tool-unknown
     older than its time      at once; background refresh     waits for that refresh
     changed, or too old      waits for a list begun since    the same
-    no list available        upstream-failed, upstream-timeout
+    no list available        upstream-failed, -timeout, -limited or -open
 
 Changes arrive on a stream of the sidecar's own, if the upstream announces them, and on callers' streams (`stale`).
 """
@@ -80,7 +80,8 @@ class ToolCatalogue:
         self._spelling = asyncio.Lock()
 
     def known(self, name: str) -> Tool | None:
-        """The tool, quarantined or not, if the list may be used without waiting. Does no I/O."""
+        """Returns the tool, quarantined or not, if the list may be used without waiting. An old list is refreshed in
+        the background."""
         now = self._clock()
         if self._covered < self._changes or now >= self._serves_until:
             return None
@@ -89,7 +90,8 @@ class ToolCatalogue:
         return self.tools.get(name)
 
     def usable(self, name: str, digest: str | None = None) -> bool:
-        """Whether a call of this tool, with this `digest` if given, could be validated by the current list."""
+        """Whether a call of this tool, with this definition's `digest` if given, could be validated by the current
+        list. A tool that it lacks is looked for in the background."""
         tool = self.tools.get(name)
         known = tool is not None and digest in (None, tool.definition.digest)
         if not known and self._may_force(self._clock()):
@@ -97,7 +99,7 @@ class ToolCatalogue:
         return known and tool is not None and tool.schema is not None
 
     async def tool(self, name: str, deadline_s: float) -> Tool:
-        """The tool. Raises Refusal: TOOL_UNKNOWN, SCHEMA_UNAVAILABLE; UPSTREAM_FAILED, UPSTREAM_TIMEOUT."""
+        """Returns the tool, within `deadline_s`. Raises Refusal: TOOL_UNKNOWN, SCHEMA_UNAVAILABLE, or like `learn`."""
         asked_at = self._clock()
         await self.learn(deadline_s)
         tool = self.tools.get(name)
@@ -111,7 +113,8 @@ class ToolCatalogue:
         return tool
 
     async def learn(self, deadline_s: float) -> None:
-        """Waits until there is a usable list that was begun after the last announced change."""
+        """Waits until there is a usable list that was begun after the last announced change. Raises Refusal:
+        UPSTREAM_FAILED, UPSTREAM_TIMEOUT, UPSTREAM_LIMITED, UPSTREAM_OPEN."""
         until, changes = self._clock() + deadline_s, self._changes
         while (now := self._clock()) >= self._serves_until or self._covered < changes:
             if self._failure is not None and now - self._failed_at < RETRY_AFTER_S:
@@ -277,19 +280,19 @@ class ToolCatalogue:
 
 
 def _once_more(failure: Refusal, reason: Reason | None = None) -> Refusal:
-    """A new exception for each waiting call: an exception that is raised repeatedly grows with each raise."""
+    """Returns a new exception for each waiting call: one that is raised repeatedly grows with each raise."""
     return Refusal(reason or failure.reason, failure.detail, http=failure.http, retry_after_s=failure.retry_after_s)
 
 
 @dataclass(slots=True)
 class Spellings:
-    """The latest spellings of resource URIs in the upstream's own lists. Calls are sent in normal form, but a server
-    that lists `docs://README` and compares texts would not find `docs://readme`."""
+    """The spellings of resource URIs in the upstream's own lists, MAX_SPELLINGS at most. Calls are sent in normal form,
+    but a server that lists `docs://README` and compares texts would not find `docs://readme`."""
 
     _by_form: OrderedDict[str, str] = field(default_factory=OrderedDict)
 
     def learn(self, form: str, written: str) -> None:
-        """Records the upstream's spelling of a normal form. If it lists the normal form too, that one is used."""
+        """Records the upstream's first spelling of a normal form. A normal form that it lists later replaces it."""
         if written == form:
             if form in self._by_form:
                 self._by_form[form] = form

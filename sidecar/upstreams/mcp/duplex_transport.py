@@ -11,7 +11,7 @@ A program on pipes and a 2024-11-05 HTTP+SSE server have one line for all messag
 Ids and progress tokens on the line are the sidecar's, so that those of callers who share a line cannot collide. If a
 request's caller disconnects, the request is `cancelled` at the server. When the line breaks, every caller receives the
 failure at once. A *shared* line has many sessions. Its client is the sidecar, without capabilities: a request or a log
-message of such a server could be about any caller, so it is dropped.
+message of such a server could be about any caller, so a request is declined, and a log message dropped.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class DuplexWire(ABC):
 
     @abstractmethod
     def messages(self) -> AsyncGenerator[bytes, None]:
-        """The server's messages, bounded in size. Ends with the line; a Refusal gives the reason."""
+        """Yields the server's messages, bounded in size. Ends with the line; a Refusal gives the reason."""
 
     @abstractmethod
     async def close(self) -> None:
@@ -140,7 +140,7 @@ class _Call:
 
     @property
     def opens(self) -> bool:
-        """Whether this begins the line's session. No message is delivered before that."""
+        """Whether this begins the line's session. No message about it is delivered before its response."""
         return self.request.method == "initialize"
 
     def pass_on(self, message: dict[str, Any]) -> None:
@@ -269,7 +269,8 @@ class DuplexTransport:
             raise
 
     def _give_up(self, number: int) -> None:
-        """The caller stopped waiting. An `initialize` cannot be cancelled (MCP 2025-11-25): its line is closed."""
+        """Cancels a request whose caller stopped waiting. An `initialize` cannot be cancelled (MCP 2025-11-25): its
+        line is closed."""
         call = self._calls.pop(number, None)
         if call is None:
             return
@@ -334,7 +335,7 @@ class DuplexTransport:
         return None
 
     async def _greeted(self, outbound: Outbound) -> dict[str, Any]:
-        """The result of the sidecar's own `initialize`."""
+        """Returns the result of the sidecar's own `initialize`, without the capability to log. Raises Refusal."""
         async with self._greets:
             if self._greeting is None:
                 params = {"protocolVersion": SESSION_VERSIONS[-1], "capabilities": {}, "clientInfo": OURSELVES}
@@ -401,7 +402,7 @@ class DuplexTransport:
         call.answer(message, headers)
 
     def _asked(self, message: dict[str, Any]) -> None:
-        """A request to the client, delivered only if exactly one client can be its addressee."""
+        """Delivers a request to the client if there is exactly one that it can be for; otherwise declines it."""
         try:
             asked = jsonrpc.message_from(message)
         except Refusal:
@@ -447,13 +448,12 @@ class DuplexTransport:
             self._to_client(message)
 
     def _call(self, number: object) -> _Call | None:
-        """Returns the call that a message before its response may concern. None is delivered before a session
-        begins."""
+        """Returns the call that a message before its response may concern."""
         call = self._calls.get(number) if type(number) is int else None
         return None if call is None or call.opens else call
 
     def _taken_back(self, message: dict[str, Any], params: dict[str, Any]) -> None:
-        """The server cancelled its request."""
+        """Passes on that the server cancelled its request."""
         for session in self.sessions.values():
             for number, theirs in session.asked.items():
                 if theirs == params.get("requestId"):
@@ -462,7 +462,8 @@ class DuplexTransport:
                     return
 
     def _to_client(self, message: dict[str, Any]) -> None:
-        """Delivers to the one client of this line, on whatever stream it listens."""
+        """Delivers a message to the one client of this line: on the answer to its newest request, otherwise on its
+        session's stream."""
         for call in reversed(self._calls.values()):
             if not call.opens and not call.outbound.endless:
                 # Anonymous callers share a line, but are not one client.
@@ -473,7 +474,7 @@ class DuplexTransport:
             session.tell(sse.encode_event(orjson.dumps(message)))
 
     def _lose(self, failure: Refusal) -> None:
-        """Nothing more goes over this line."""
+        """Fails every call and ends every session: nothing more goes over this line."""
         if self.failure is not None:
             return
         failure.__cause__ = self._whose()
@@ -488,7 +489,7 @@ class DuplexTransport:
 
 
 def _renumbered(params: dict[str, Any], number: int) -> tuple[dict[str, Any], Id | None]:
-    """The parameters with the sidecar's progress token, and the caller's token."""
+    """Returns the parameters with the sidecar's progress token, and the caller's token, None if it has none."""
     meta = params.get("_meta")
     token = meta.get("progressToken") if isinstance(meta, dict) else None
     if not isinstance(meta, dict) or not isinstance(token, str | int):

@@ -11,7 +11,7 @@ Only a failure that callers cannot cause is a fault:
                  or its line was full
 
 MCP specifies 404 for a session that the server does not know; many servers answer 400. A 400 in a session is therefore
-followed by a `ping` in it, and an error status for the ping means that the session is lost: the answer becomes a 404.
+followed by a `ping` in it, and a 400 or 404 for the ping means that the session is lost: the answer becomes a 404.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class GuardedTransport(TransportLayer):
         return answer
 
     async def _judged(self, outbound: Outbound, session_id: str, answer: UpstreamAnswer) -> UpstreamAnswer:
-        """Returns the answer; an error status in a lost session becomes a 404."""
+        """Returns the answer to a message in a session, with status 400 or 404; in a lost session it becomes a 404."""
         if answer.status == _BAD_REQUEST:
             answer = await _released(answer)
             if session_id not in self._lost and not await self._is_lost(outbound):

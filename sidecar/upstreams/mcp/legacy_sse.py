@@ -54,6 +54,7 @@ class SseWire(DuplexWire):
         self._failure: Refusal | None = None
 
     async def begin(self) -> None:
+        """Reads the stream up to its endpoint. Raises Refusal."""
         async for event in self._events:
             if event.event == "endpoint":
                 path = _path_of(event.data or "", self._address)
@@ -104,7 +105,7 @@ class SseWire(DuplexWire):
 
 
 def _path_of(endpoint: str, address: HttpAddress) -> str:
-    """The path of an endpoint that a stream announced. Raises Refusal(RESPONSE_REFUSED)."""
+    """Returns the path, with its query, of an endpoint that a stream announced. Raises Refusal(RESPONSE_REFUSED)."""
     try:
         if not _PLAIN.fullmatch(endpoint):  # characters that some readers strip, and others not
             raise ValueError
@@ -133,6 +134,7 @@ class SseUpstream(LineTransport):
         await self._address.close()
 
     async def is_there(self, caller: Caller | None, within_s: float) -> bool:
+        """Whether the GET is answered with a stream that has an endpoint."""
         try:
             async with asyncio.timeout(within_s):
                 wire = await self.open_wire("", caller)

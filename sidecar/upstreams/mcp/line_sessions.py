@@ -4,7 +4,8 @@ Unless the operator configures a shared program, each session has its own progra
 while it is active: state at such a server is then the caller's own (threats X6). The sidecar is a caller like any
 other.
 
-    exchange ──▶ known session        its line                    404: begin again
+    exchange ──▶ known session        its line
+                 unknown session      404, so that the client begins again
                  initialize           a new line, or the caller's own if that has no state yet
                  stateless            the caller's line, opened when first needed
 
@@ -158,7 +159,8 @@ class LineTransport(McpTransport):
         return await self._within(outbound.deadline_s, self._open(outbound, outbound.owner, None))
 
     async def _kept_line(self, outbound: Outbound, key: str) -> DuplexTransport:
-        """The line that is stored under `key`. Concurrent callers wait for the same opening."""
+        """Returns the line that is stored under `key`, opened when first needed. Concurrent callers wait for the same
+        opening. Raises Refusal."""
         line = self._kept.get(key)
         if line is None:
             task = self._opening.get(key)
@@ -199,7 +201,8 @@ class LineTransport(McpTransport):
         return line
 
     def _make_room(self, owner: str) -> None:
-        """Raises Refusal(TOO_MANY_CONCURRENT) if no room can be made without closing a line in use."""
+        """Closes an unused line at a bound. Raises Refusal: TOO_MANY_CONCURRENT if there is none, UPSTREAM_FAILED after
+        `close`."""
         if self._closed:
             raise Refusal(Reason.UPSTREAM_FAILED, REMOVED)
         if owner == "":

@@ -132,11 +132,11 @@ class OwnConversation:
         return isinstance(tools, dict) and tools.get("listChanged") is True
 
     async def list_tools(self) -> ToolListing:
-        """Every page of `tools/list`. Raises Refusal: UPSTREAM_FAILED, UPSTREAM_TIMEOUT, UPSTREAM_OPEN."""
+        """Returns every page of `tools/list`. Raises Refusal."""
         return await self._list("tools")
 
     async def offers(self) -> AsyncIterator[tuple[Kind, list[object]]]:
-        """Returns every declared list except tools, its entries unchecked. A list that fails is skipped."""
+        """Yields every declared list except tools, its entries unchecked. A list that fails is skipped."""
         for kind, capability in _CAPABILITIES.items():
             if self.greeting is not None and capability in self.greeting.capabilities:
                 with suppress(Refusal):
@@ -177,7 +177,8 @@ class OwnConversation:
             return await self._pages(kind, first)
 
     async def changes(self) -> AsyncIterator[None]:
-        """One item for each announced change of the list, while the stream lasts. Raises Refusal."""
+        """Yields once for each announced change of the list, while the stream lasts, LISTEN_S at most. Raises
+        Refusal."""
         if not self.version:
             raise _failed("no conversation with it has begun")
         if self.stateless:
@@ -220,7 +221,8 @@ class OwnConversation:
         self.greeting = Greeting(self.version, _server(result), named, self.clock_mono() - begun_at)
 
     async def _discover(self, within_s: float | None) -> Mapping[str, Any] | None:
-        """The result of `server/discover`; None if the server supports no stateless revision."""
+        """Returns the result of `server/discover`; None if the server supports no stateless revision. Raises
+        Refusal."""
         self.version = STATELESS_VERSIONS[-1]
         reply = await self._call("server/discover", {}, within_s)
         offered = reply.result.get("supportedVersions") if reply.result else None
@@ -295,7 +297,7 @@ class OwnConversation:
 
 
 def _server(result: Mapping[str, Any]) -> str:
-    """The server's name and version on one line, from the members of any revision."""
+    """Returns the server's name and version on one line, from the members of any revision."""
     info = _dict(result.get("serverInfo") or _dict(result.get("_meta")).get(META_SERVER))
     return " ".join(_line(word) for word in (info.get("name"), info.get("version")) if isinstance(word, str))
 

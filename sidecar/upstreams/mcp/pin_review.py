@@ -28,7 +28,7 @@ class ReviewedTool:
 
     @property
     def definition(self) -> Mapping[str, Any]:
-        """The definition that a pin would hold; empty if it cannot be pinned."""
+        """The definition that a pin would hold; empty if the tool is not listed, or cannot be pinned."""
         return {} if self.tool is None else self.tool.pinnable
 
     @property
@@ -56,7 +56,7 @@ class ReviewedTool:
 
 
 def reviewed(listed: Mapping[str, Tool], pinned: Mapping[str, Pin]) -> list[ReviewedTool]:
-    """Every tool that is listed or pinned, by name."""
+    """Returns every tool that is listed or pinned, sorted by name."""
     return [review_of(name, listed.get(name), pinned.get(name)) for name in sorted({*listed, *pinned})]
 
 
@@ -76,7 +76,7 @@ def approved(
     pinned: Mapping[str, Pin], chosen: Collection[ReviewedTool], *, at: str, by: str
 ) -> tuple[dict[str, Pin], dict[str, str]]:
     """Returns the server's pins, with those of the chosen tools as listed by the server, and why tools cannot be
-    pinned. A tool that is not listed any more loses its pin."""
+    pinned, by name. A chosen tool that is not listed any more, or cannot be pinned, loses its pin."""
     pins, unfit = dict(pinned), dict[str, str]()
     for one in chosen:
         if one.status == PINNED:
@@ -93,8 +93,8 @@ def approved(
 
 
 def member_lines(definition: Mapping[str, Any], member: str) -> list[str]:
-    """One member, in any of its spellings, as lines of JSON. Each line of a text is quoted, so that it cannot imitate
-    other output."""
+    """Returns one member, in any of its spellings, as lines of JSON. Each line of a text is quoted, so that it cannot
+    imitate other output."""
     found = {key: value for key, value in definition.items() if key.casefold() == member.casefold()}
     texts = (_lines(value) if key == member else _lines({key: value}) for key, value in sorted(found.items()))
     return [line for lines in texts for line in lines]

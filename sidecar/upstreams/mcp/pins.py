@@ -40,12 +40,12 @@ UNPINNABLE: Final = Definition("", {})
 
 
 def pinned_part(entry: Mapping[str, Any]) -> dict[str, Any]:
-    """The pinned members of a list entry, in every spelling."""
+    """Returns the pinned members of a list entry, in every spelling."""
     return {key: value for key, value in entry.items() if key.casefold() in _FOLDED}
 
 
 def digest_of(entry: Mapping[str, Any]) -> str:
-    """The digest of a list entry, 64 hex digits; "" if readers may interpret its JSON differently."""
+    """Returns the digest of a list entry, 64 hex digits; "" if readers may interpret its JSON differently."""
     try:
         return sha256(canonical_json(pinned_part(entry))).hexdigest()
     except NotCanonicalError:
@@ -72,7 +72,7 @@ class Pin:
 
 
 def pin_of(entry: Mapping[str, Any], *, at: str, by: str) -> Pin | None:
-    """The pin of a list entry; None for one that cannot be pinned."""
+    """Returns the pin of a list entry; None for one that cannot be pinned."""
     definition = definition_of(entry)
     if not definition.digest:
         return None
@@ -91,7 +91,7 @@ class Pins:
         return setting or ("require" if server in self.servers else "warn")
 
     def required(self, settings: Mapping[str, Mode | None]) -> Mapping[str, Mapping[str, str]]:
-        """For each server whose tools must match their pins: the digest that each tool must have."""
+        """Returns, for each server whose tools must match their pins, the digest that each tool must have."""
         return {
             server: {tool: pin.digest for tool, pin in self.servers.get(server, {}).items()}
             for server, setting in settings.items()
@@ -99,7 +99,8 @@ class Pins:
         }
 
     def changes(self, old: Pins) -> tuple[list[str], list[str]]:
-        """The added or changed pins and the removed pins, as `<server>/<tool>`."""
+        """Returns the added or changed pins and the removed pins, as `<server>/<tool>`, and `<server>/` for a
+        server."""
         before, now = set(old._digests()), set(self._digests())
         gone = {name for name, _ in before} - {name for name, _ in now}
         return sorted(name for name, _ in now - before), sorted(gone)
@@ -118,8 +119,8 @@ Defined = Pin | Definition
 
 
 class Drift(NamedTuple):
-    """A tool that differs from its pin. `old` is "" for a new one, `new` is "" for one whose definition cannot be
-    pinned."""
+    """A tool that differs from its pin, by digests and `members`. `old` is "" for a new one, `new` is "" for one whose
+    definition cannot be pinned."""
 
     old: str
     new: str
@@ -127,6 +128,7 @@ class Drift(NamedTuple):
 
 
 def drift_between(old: Defined | None, new: Defined) -> Drift | None:
+    """Returns how `new` differs; None if it does not. A definition that cannot be pinned always differs."""
     if old is not None and old.digest == new.digest and new.digest:
         return None
     before = {} if old is None else old.members
@@ -134,7 +136,7 @@ def drift_between(old: Defined | None, new: Defined) -> Drift | None:
 
 
 def differing(old: Mapping[str, str], new: Mapping[str, str]) -> tuple[str, ...]:
-    """The members that differ, in the order of `MEMBERS`, with other spellings last, under the member's own name."""
+    """Returns the members that differ, in the order of `MEMBERS`; another spelling counts as the member itself."""
     keys = {key for key in (*old, *new) if old.get(key) != new.get(key)}
     members = {_FOLDED.get(key.casefold(), key) for key in keys}
     return tuple(member for member in MEMBERS if member in members)
@@ -142,7 +144,8 @@ def differing(old: Mapping[str, str], new: Mapping[str, str]) -> tuple[str, ...]
 
 @dataclass(slots=True)
 class Sightings:
-    """Withheld definitions in callers' lists, until they are taken. Bounded, because the server chooses the names."""
+    """Withheld definitions in callers' lists, until they are taken: the first MAX_SIGHTINGS, because the server chooses
+    the names."""
 
     _seen: dict[str, Definition] = field(default_factory=dict)
 

@@ -63,17 +63,18 @@ def load_pins(path: Path, known: Pins = NO_PINS) -> Pins:
 
 
 def file_with(path: Path, server: str, pins: Mapping[str, Pin]) -> str:
-    """The text of pins.yaml with these pins in place of the server's old ones. Raises PolicyError like `load_pins`."""
+    """Returns the text of pins.yaml with these pins in place of the server's old ones. Raises PolicyError like
+    `load_pins`."""
     return file_of({**load_pins(path).servers, server: pins})
 
 
 def file_of(servers: Mapping[str, Mapping[str, Pin]]) -> str:
-    """The text of pins.yaml with the pins of these servers."""
+    """Returns the text of pins.yaml with the pins of these servers."""
     return HEAD + "".join(_server_block(name, servers[name]) for name in servers)
 
 
 def readable(value: object) -> str:
-    """A JSON value for review: keys in order, one item per line, hidden characters escaped."""
+    """Returns a JSON value for review: keys in order, one item per line, hidden characters escaped."""
     lines = json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False).split("\n")
     return "\n".join(map(revealed, lines))
 

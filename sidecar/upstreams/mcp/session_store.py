@@ -53,7 +53,7 @@ class SessionRecord(NamedTuple):
 
 
 def opened(session_id: str, sealed: object) -> SessionRecord | None:
-    """The record, ignoring unknown members; None if it is not sealed with this id or has another form."""
+    """Returns the record, ignoring unknown members; None if it is not sealed with this id or has another form."""
     if not isinstance(sealed, bytes):
         return None
     try:

@@ -1,8 +1,8 @@
 """Stores sessions and their owners.
 
 A session of a session revision (MCP 2024-11-05 to 2025-11-25) is the sidecar's: a random id, bound to the whole chain
-and the server, mapped to exactly one upstream session. It never identifies a caller: every request is authenticated
-again, and another chain's session is treated as unknown (threats S1-S6, S9, S10).
+and the server, mapped to one upstream session or, at `/mcp`, one at each server. It never identifies a caller: every
+request is authenticated again, and another chain's session is treated as unknown (threats S1-S6, S9, S10).
 """
 
 from __future__ import annotations
@@ -82,8 +82,8 @@ class Session:
         return any(one.streams for one in (self, *self.parts.values()))
 
     def begin(self, version: str, upstream_id: str | None) -> None:
-        """A revision was agreed on. Raises Refusal if it ended (SESSION_UNKNOWN), or had begun before
-        (MALFORMED_CALL)."""
+        """Records that a revision was agreed on. Raises Refusal if the session ended (SESSION_UNKNOWN), or had begun
+        before (MALFORMED_CALL)."""
         if self.ended:
             raise Refusal(Reason.SESSION_UNKNOWN)
         if self.version:
@@ -129,14 +129,14 @@ class Session:
             close()
 
     def sealed_event_id(self, upstream_event_id: str) -> str | None:
-        """The upstream's event id, bound to this session; None for an id that no header can carry."""
+        """Returns the upstream's event id, bound to this session; None for an id that no header can carry."""
         if not _EVENT_ID.fullmatch(upstream_event_id):
             return None
         raw = upstream_event_id.encode()
         return base64url.encode(self._event_mac(raw) + raw)
 
     def opened_event_id(self, event_id: str) -> str | None:
-        """The upstream's event id; None for one that this session never issued."""
+        """Returns the upstream's event id; None for one that this session never issued."""
         try:
             raw = base64url.decode(event_id)
             mac, upstream = raw[:_EVENT_MAC_BYTES], raw[_EVENT_MAC_BYTES:]
@@ -151,19 +151,20 @@ class Session:
 
 
 def new_session_id(worker: int) -> str:
-    """A random id of 43 characters. The first one is the worker's number, if workers serve."""
+    """Returns a random id of 43 characters. The first one is the worker's number; 0: there are no workers."""
     text = secrets.token_urlsafe(SESSION_ID_BYTES)
     return f"{_DIGITS[worker - 1]}{text[1:]}" if worker else text
 
 
 def worker_of(session_id: str) -> int:
-    """The worker that began a session, if workers serve; 0 for an invalid id."""
+    """Returns the worker that began a session, if workers serve; 0 for an invalid id."""
     return _DIGITS.find(session_id[0]) + 1 if len(session_id) == SESSION_ID_CHARS else 0
 
 
 @dataclass(slots=True)
 class Sessions:
-    """Every open session of this process, bounded in number, per principal and in time. `worker` is its number."""
+    """Every open session of this process, bounded in number, per principal and in time. `worker` is the process's
+    number."""
 
     clock_mono: Callable[[], float]
     idle_s: float = 1800.0
@@ -188,8 +189,8 @@ class Sessions:
         id: str = "",
         age_s: float = 0.0,
     ) -> tuple[Session, list[Session]]:
-        """Begins a session. Returns it, and those of the same owner that were ended to make room, oldest first. A
-        session that began at another replica has its `id` and its age. Raises Refusal(TOO_MANY_CONCURRENT)."""
+        """Begins a session. Returns it, and those of the same owner that were ended to make room, unused for longest
+        first. A session that began at another replica has its `id` and its age. Raises Refusal(TOO_MANY_CONCURRENT)."""
         owner = caller.binding
         mine = self._by_owner.get(owner, ())
         ended = [self._open[identity] for identity in list(mine)[: max(0, len(mine) + 1 - self.max_per_principal)]]
@@ -205,7 +206,8 @@ class Sessions:
         return session, ended
 
     def add_part(self, whole: Session, server: str, *, version: str, upstream_id: str | None) -> Session:
-        """The part of a session at one more server. Raises Refusal(SESSION_UNKNOWN) if it ended meanwhile."""
+        """Returns the new part of a session at one more server. Raises Refusal(SESSION_UNKNOWN) if it ended
+        meanwhile."""
         if whole.ended:
             raise Refusal(Reason.SESSION_UNKNOWN)
         session_id = secrets.token_urlsafe(SESSION_ID_BYTES)
@@ -223,8 +225,8 @@ class Sessions:
         return Session(session_id, owner, server, version, upstream_id, now, now, event_key)
 
     def find(self, session_id: str, caller: Caller, server: str, *, paired: bool = False) -> Session:
-        """The caller's session. Raises Refusal(SESSION_UNKNOWN), also for a session of another chain, server or
-        transport."""
+        """Returns the caller's session, which is in use from then on. Raises Refusal(SESSION_UNKNOWN), also for a
+        session of another chain, server or transport."""
         session = self._open.get(session_id)
         if session is None or session.server != server or session.owner != caller.binding:
             raise Refusal(Reason.SESSION_UNKNOWN)
@@ -235,7 +237,8 @@ class Sessions:
         return session
 
     def end(self, session: Session) -> None:
-        """Forgets a session and closes its streams; for a member session, only its own. Ending twice is allowed."""
+        """Forgets a session and closes its streams, and those of its parts. A part is forgotten alone. Ending twice is
+        allowed."""
         if session.whole is not None:
             if session.whole.parts.get(session.server) is session:
                 del session.whole.parts[session.server]
@@ -267,7 +270,8 @@ class Sessions:
 
 
 def upstream_id_from(header: str | None) -> str | None:
-    """The id of an upstream's session, if it has one. Raises Refusal(RESPONSE_REFUSED) if no header can carry it."""
+    """Returns the id of an upstream's session, if it has one. Raises Refusal(RESPONSE_REFUSED) if no header can carry
+    it."""
     if header is not None and not _UPSTREAM_ID.fullmatch(header):
         raise Refusal(Reason.RESPONSE_REFUSED, "its session id is not 1 to 1,024 visible ASCII characters")
     return header

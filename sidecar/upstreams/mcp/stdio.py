@@ -2,7 +2,7 @@
 
 One message per line, UTF-8, in both directions (MCP, transports). The program comes from configuration alone, without a
 shell. All its output is bounded and always read. When it ends unexpectedly, its calls fail at once, and its caller's
-next program is started after a pause that doubles each time. Other callers' programs are not affected.
+next program is started, from the second time on after a pause that doubles. Other callers' programs are not affected.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ log = logging.getLogger("sidecar.stdio")
 
 
 class StderrLines:
-    """The last lines of programs' error output, made safe: control characters are escaped (threats X8)."""
+    """The last lines of the error output of an upstream's programs, made safe: control characters are escaped (threats
+    X8)."""
 
     def __init__(self) -> None:
         self._lines: deque[str] = deque(maxlen=MAX_TAIL_LINES)
@@ -111,7 +112,7 @@ class ProgramWire(DuplexWire):
             raise Refusal(Reason.RESPONSE_REFUSED, "it sent a line beyond the size bound")
 
     async def _how_it_ended(self) -> str:
-        """Returns how it ended. Its last error output is read first, so that the report can include it."""
+        """Returns how it ended, after its last error output was read, so that the log can include it."""
         how = "it closed its output"
         try:
             async with asyncio.timeout(LAST_WORDS_S):
@@ -132,7 +133,7 @@ class ProgramWire(DuplexWire):
         self._tail.add(rest)
 
     async def _cut_off(self) -> None:
-        """Its descendants may hold its pipes open, but it has ended."""
+        """Stops reading soon after its end, because its descendants may hold its pipes open."""
         await self._process.wait()
         await asyncio.sleep(LAST_WORDS_S)
         self._process.stop_reading()

@@ -110,7 +110,7 @@ class HttpUpstream(McpTransport):
         return answer
 
     def _form(self, verb: str, version: str, routing: tuple[str, str | None] | None) -> RequestForm:
-        """The common part of all requests of one kind. Raises Refusal(MALFORMED_CALL)."""
+        """Returns the common part of all requests of one kind. Raises Refusal(MALFORMED_CALL)."""
         first = [("Accept", _ACCEPTED[verb])]
         if verb == "POST":
             first.append(("Content-Type", JSON))

@@ -28,7 +28,8 @@ class StreamMark(Enum):
 
 @dataclass(slots=True)
 class StreamPlace:
-    """A position in a stream, the pause before its rest is fetched, the id that it `answers`, the newest size."""
+    """A position in a stream: the pause in seconds before its rest is fetched, the request id that it `answers`, and
+    the length of its newest event."""
 
     upstream: McpTransport
     answers: Id | None = None
@@ -47,7 +48,7 @@ def received(raw: bytes) -> Message:
 async def events(
     answer: UpstreamAnswer, place: StreamPlace, deadline: Deadline = ENDLESS
 ) -> AsyncGenerator[Message | StreamMark, None]:
-    """The messages of a stream until it ends. Raises Refusal."""
+    """Yields the messages of a stream until it ends. Raises Refusal."""
     own = place.answers
     reader = Streamed(() if own is None else (own,), own, place.upstream.message_dropped)
     async with aclosing(answer.chunks(deadline=deadline)) as chunks:
@@ -80,7 +81,8 @@ async def _parsed(chunks: AsyncIterator[bytes], parser: SseParser) -> AsyncGener
 async def whole_answer(
     answer: UpstreamAnswer, request_id: Id, upstream: McpTransport, within_s: float
 ) -> tuple[bytes, Response | None]:
-    """The one message of `upstream` that answers a request, as bytes and parsed, if there is one. Raises Refusal."""
+    """Returns the body of an answer and the response in it, None if there is none. Of a stream it is the first
+    response, b"" without one. Raises Refusal."""
     if answer.media_type == EVENT_STREAM:
         place = StreamPlace(upstream, request_id)
         async with aclosing(events(answer, place, Deadline.within(within_s))) as messages:

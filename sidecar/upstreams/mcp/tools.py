@@ -26,8 +26,8 @@ _MIRRORED_TYPES = frozenset({"string", "integer", "boolean"})
 class Tool:
     """One tool. `schema` is None while it is quarantined, with the reason in the sidecar's words. `param_headers` maps
     the rest of `Mcp-Param-<rest>` to the property path of the argument that it mirrors. `hidden` lists the hidden
-    characters in each of its texts. `output` is its `outputSchema`, if results are checked. `source` is the JSON text
-    of the members that a pin covers."""
+    characters in each of its texts. `output` is its `outputSchema`, if results are checked. `digest` is that of both
+    schemas as listed. `source` is the JSON text of the members that a pin covers."""
 
     name: str
     schema: ArgumentSchema | None
@@ -48,8 +48,9 @@ class Tool:
 def tools_from(
     entries: Sequence[object], known: Mapping[str, Tool], *, refuse_hidden: bool = False, checks_output: bool = False
 ) -> dict[str, Tool]:
-    """The tools of a list, by name, without entries that no call can name (CONTRACT 1.2); unchanged ones are taken from
-    `known`, because compiling is expensive. With `refuse_hidden`, a tool with hidden characters is quarantined."""
+    """Returns the tools of a list, by name, without entries that no call can name (CONTRACT 1.2). Unchanged ones are
+    taken from `known`, because compiling is expensive. With `refuse_hidden`, a tool with hidden characters is
+    quarantined."""
     tools: dict[str, Tool] = {}
     patterns = 0
     for entry in entries:
@@ -104,7 +105,8 @@ def _hidden_in(entry: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def mirrored_in(schema: object) -> dict[str, tuple[str, ...]]:
-    """The `x-mcp-header` annotations. MCP 2026-07-28: a tool with a misplaced or ambiguous one must not be used."""
+    """Returns the `x-mcp-header` annotations: header → path of the property. Raises SchemaRefused: a tool with a
+    misplaced or ambiguous one must not be used (MCP 2026-07-28)."""
     found: dict[str, tuple[str, ...]] = {}
     _collect(schema, (), found)
     placed = sum(HEADER_KEYWORD in node for node in every_subschema(schema))
@@ -114,7 +116,7 @@ def mirrored_in(schema: object) -> dict[str, tuple[str, ...]]:
 
 
 def _collect(node: Any, path: tuple[str, ...], found: dict[str, tuple[str, ...]]) -> None:
-    """Only a pure chain of `properties` leads to one place in all possible arguments."""
+    """Collects annotations below a pure chain of `properties`, which leads to one place in all possible arguments."""
     if not isinstance(node, dict):
         return
     header, kind = node.get(HEADER_KEYWORD), node.get("type")

@@ -98,19 +98,21 @@ class UpstreamAnswer(ABC):
         self.headers = headers
 
     async def read(self, max_bytes: int) -> bytes:
-        """The whole body, within the exchange's deadline. Raises Refusal, RESPONSE_REFUSED beyond `max_bytes`."""
+        """Returns the whole body, within the exchange's deadline. Raises Refusal, RESPONSE_REFUSED beyond
+        `max_bytes`."""
         return await _joined(self.chunks(), max_bytes)
 
     @abstractmethod
     def chunks(self, *, deadline: Deadline = ENDLESS) -> AsyncGenerator[bytes, None]:
-        """The body as it arrives, until a deadline that may be moved in the meantime. Raises Refusal."""
+        """Yields the body as it arrives, until a deadline that may be moved in the meantime. Raises Refusal."""
 
     @abstractmethod
     def close(self) -> None:
         """Cancels the rest; the upstream notices at once. Calling it twice is allowed."""
 
     def withhold(self) -> None:  # noqa: B027
-        """The caller did not get the input request at the end of the answer, so its call need not wait for input."""
+        """Records that the caller did not get the input request at the end of the answer, so its call need not wait for
+        input."""
 
     def with_body(self, body: bytes) -> BuiltUpstream:
         return BuiltUpstream(self.status, body, media_type=self.media_type, headers=self.headers)
@@ -144,8 +146,8 @@ async def _joined(chunks: AsyncGenerator[bytes, None], max_bytes: int) -> bytes:
 
 
 class McpTransport(ABC):
-    """One MCP server. `timeout_s` is how long a call may take in total; `max_response_bytes` bounds a body. Equal
-    `secrets` mean that the server receives the same secrets, including the content of their files."""
+    """One MCP server. `timeout_s` is how long a call may take in total; `max_response_bytes` bounds a body or an event.
+    Equal `secrets` mean that the server receives the same secrets, including the content of their files."""
 
     def __init__(self, name: str, timeout_s: float, max_response_bytes: int, secrets: object = None) -> None:
         self.name, self.secrets = name, secrets
@@ -194,7 +196,7 @@ class TransportLayer(McpTransport):
 
 
 async def until(deadline: Deadline, arrival: Callable[[], Awaitable[T]], detail: str = "") -> T:
-    """Returns what arrives until a deadline that may move; `arrival` may be awaited again. Raises
+    """Returns what arrives until a deadline that may be moved to later; then `arrival` is called again. Raises
     Refusal(UPSTREAM_TIMEOUT)."""
     loop = asyncio.get_running_loop()
     while (at := deadline.at) is None or loop.time() < at:
@@ -234,7 +236,7 @@ class AnswerPipe:
             self._news.set()
 
     async def read(self, deadline: Deadline) -> bytes:
-        """The next piece; b"" at the end. Raises the writer's Refusal, or UPSTREAM_TIMEOUT at the deadline."""
+        """Returns the next piece; b"" at the end. Raises the writer's Refusal, or UPSTREAM_TIMEOUT at the deadline."""
         while not self._pieces:
             if self.closed:
                 if self._end is not None:

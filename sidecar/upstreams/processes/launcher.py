@@ -1,7 +1,7 @@
 """Starts programs through the warden (`warden.py`), and communicates with them.
 
 Each program has a line to its keeper. Closing the line ends everything, so a start that is cancelled, or a sidecar that
-is killed, leaves nothing behind. The warden is restarted if it dies.
+is killed, leaves nothing behind. If the warden dies, the next start starts another.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ ANSWERS_SHARE, ASIDES_SHARE = 0.25, 0.1  # of the event loop
 PATIENCE_S: Final = 0.5
 GRACE_S: Final = 2.0
 _LAST_S: Final = 5.0  # for processes that the kernel is slow to end
-CREDIT_S: Final = 1.0  # the maximum of a share that is saved
+CREDIT_S: Final = 1.0  # the time whose share may be saved
 PIECE_S: Final = 0.0001  # the time to read one piece from a pipe
 _WARDEN: Final = Path(warden.__file__)
 
@@ -164,8 +164,8 @@ class Process:
         return await asyncio.shield(self._exit)
 
     async def end(self, *, patience_s: float = PATIENCE_S, grace_s: float = GRACE_S) -> None:
-        """Closes its input, then signals it to end, then kills it, with all descendants. If this is cancelled, kills it
-        at once."""
+        """Closes its input, after `patience_s` signals it to end, and after `grace_s` kills it, with all descendants.
+        If this is cancelled, its keeper ends it like after `abandon`."""
         try:
             self.stdin.close()
             if self.exit is None:
@@ -183,12 +183,12 @@ class Process:
             self._tell.write(json.dumps({"until": until}).encode() + b"\n")
 
     def abandon(self) -> None:
-        """Drops it at once: its keeper ends it."""
+        """Closes everything at once: its keeper signals it to end, and kills it after a second."""
         self._pipes.close()
         self._tell.close()
 
     def stop_reading(self) -> None:
-        """Stops reading its output: its descendants may hold its pipes open indefinitely."""
+        """Stops reading its output, because its descendants may hold its pipes open indefinitely."""
         self._pipes.close_outputs()
 
     async def _follow(self) -> None:
@@ -296,7 +296,7 @@ class Processes:
         self._orders = None
 
     async def _with_warden(self) -> socket.socket:
-        """The line to the warden, started if needed."""
+        """Returns the line to the warden, which is started if needed. Raises StartFailed, OSError."""
         if self._closed:
             raise StartFailed("the sidecar is shutting down")
         if self._orders is not None and self._warden is not None and self._warden.returncode is None:
@@ -371,8 +371,8 @@ class _Pipes:
 
 
 def _file(fd: int, mode: str, loop: asyncio.AbstractEventLoop) -> IO[bytes]:
-    """A descriptor for the event loop's pipes. asyncio closes the file; uvloop closes the descriptor and then the file
-    as well: by then another thread may have opened a file with the same number."""
+    """Returns a descriptor as a file for the event loop's pipes. asyncio closes the file; uvloop closes the descriptor
+    and then the file as well: by then another thread may have opened a file with the same number."""
     return os.fdopen(fd, mode, 0, closefd=isinstance(loop, asyncio.BaseEventLoop))
 
 
@@ -421,8 +421,8 @@ def _pid_in(line: bytes) -> int:
 
 
 def _interpreter_of(program: str) -> str:
-    """The missing interpreter of a program that exists, but that the system reports as not found; "" if the interpreter
-    exists."""
+    """Returns why the system reports a program as not found that exists: its interpreter or loader is missing. "" if
+    the program itself is missing or cannot be read."""
     first = None
     with suppress(OSError):
         if Path(program).is_file():
@@ -462,7 +462,8 @@ class CapturedOutput(NamedTuple):
 
 
 async def output_of(processes: Processes, program: Program, *, most: int, sent: bytes = b"") -> CapturedOutput:
-    """Runs a program; returns the first `most` bytes of each output. Raises StartFailed; cancelling ends it."""
+    """Runs a program with the input `sent`; returns the first `most` bytes of each output. Raises StartFailed;
+    cancelling ends it."""
     process = await processes.start(program)
 
     async def feed() -> None:

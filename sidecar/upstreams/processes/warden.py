@@ -72,7 +72,8 @@ def main(orders: socket.socket) -> None:
 
 
 def _reap(keepers: dict[int, str], folders: list[str]) -> bool:
-    """Reaps ended children. After a killed keeper, ends its processes and removes its `folders`."""
+    """Reaps ended children. After a killed keeper, ends its processes and removes its `folders`. Returns whether any
+    child is left."""
     left = True
     while left:
         try:
@@ -93,7 +94,7 @@ def _reap(keepers: dict[int, str], folders: list[str]) -> bool:
 
 
 def _next_order(orders: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
-    """The next order and its descriptors; None when there are no more."""
+    """Returns the next order and its descriptors; None when there are no more, or it is invalid."""
     head, fds = b"", []
     while len(head) < HEADER.size:
         piece, more, _, _ = socket.recv_fds(orders, HEADER.size - len(head), STREAMS_AND_LINE)
@@ -114,7 +115,7 @@ def _next_order(orders: socket.socket) -> tuple[dict[str, Any], list[int]] | Non
 
 
 def _forked_keeper(order: dict[str, Any], fds: list[int]) -> int | None:
-    """The pid of a program's new keeper; None if the system refuses to fork, which it reports on the line."""
+    """Returns the pid of a program's new keeper; None if the system refuses to fork, which it reports on the line."""
     pid = None
     try:
         pid = os.fork()
@@ -188,7 +189,7 @@ class ProcessKeeper:
             self._alarm.clear()
 
     def _listen(self) -> bool:
-        """Reads an order; False when there are no more."""
+        """Reads orders; returns False when there are no more."""
         try:
             heard = self._line.recv(4096)
         except BlockingIOError:
@@ -212,7 +213,7 @@ class ProcessKeeper:
         return time.monotonic() >= self._until[0]
 
     def _patience_ms(self) -> float | None:
-        """How long to wait for an event, in milliseconds; None for no limit."""
+        """Returns how long to wait for an event, in milliseconds; None for no limit."""
         if self._kill_at is not None:
             return STEP_S * 1000
         return None if self._until is NEVER else min(max(0.0, self._until[0] - time.monotonic()), LONGEST_S) * 1000
@@ -277,7 +278,8 @@ def _line(what: dict[str, Any]) -> bytes:
 
 
 def _used() -> list[float]:
-    """Seconds of CPU, and bytes: the largest process's peak, read from disk, written to it. Of all reaped processes."""
+    """Returns, of all reaped processes: seconds of CPU, and bytes: the largest one's peak, read from disk, written to
+    it."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     peak = used.ru_maxrss * 1024 if LINUX else used.ru_maxrss
     blocks = _BLOCK_BYTES if LINUX else 0  # on other systems these are operations of unknown size
@@ -404,7 +406,7 @@ class _Alarm:
 
 
 def _children() -> list[int]:
-    """The pids of this process's children, including dead ones. On Linux only."""
+    """Returns the pids of this process's children, including dead ones; none on systems other than Linux."""
     if not LINUX:
         return []
     me = os.getpid()

@@ -70,7 +70,8 @@ class BorrowedCall:
         self._task = asyncio.create_task(self._run(), name=f"{self.method} at {self.upstream.name}")
 
     async def next(self, deadline: Deadline) -> Arrival:
-        """The next item. Raises the Refusal that ended the server's answer, or UPSTREAM_TIMEOUT at the deadline."""
+        """Returns the next item. Raises the Refusal that ended the server's answer, or UPSTREAM_TIMEOUT at the
+        deadline."""
         if not self._arrived.empty():
             return self._taken(self._arrived.get_nowait())
         if self.over:
@@ -144,8 +145,8 @@ class BorrowedCall:
 
 
 class HeldCall(NamedTuple):
-    """A call that waits for its caller; `asked`: key of `inputRequests` → the server's id. Not `held`: it was
-    retried."""
+    """A call that waits for its caller; `asked`: key of `inputRequests` → the server's id. If `course` is not `held`,
+    it has ended at the server, and a retry sends it again."""
 
     course: BorrowedCall
     questions: Mapping[str, Any]
@@ -155,7 +156,8 @@ class HeldCall(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class HeldCalls:
-    """The held calls of one server, each for `question_s`. `dropped` is called with each that ends without a retry."""
+    """The held calls of one server, each for `question_s` seconds. `dropped` is called with each that ends without a
+    retry."""
 
     question_s: float
     dropped: Callable[[HeldCall], None]
@@ -178,8 +180,8 @@ class HeldCalls:
         return state
 
     def find(self, state: object, owner: str, fingerprint: bytes) -> HeldCall | None:
-        """The call that this caller holds under this state; None for an unknown state and for that of another caller or
-        call."""
+        """Returns the call that this caller holds under this state; None for an unknown state and for that of another
+        caller or call."""
         held = self._held.get(state) if isinstance(state, str) else None
         mine = held is not None and (held.course.outbound.owner, held.course.fingerprint) == (owner, fingerprint)
         return held if mine else None
@@ -188,7 +190,7 @@ class HeldCalls:
         self._held.pop(state).lapse.cancel()
 
     def drop(self, state: str) -> None:
-        """Its caller did not return. An unknown state is ignored."""
+        """Drops a call whose caller did not return. An unknown state is ignored."""
         held = self._held.pop(state, None)
         if held is not None:
             held.lapse.cancel()

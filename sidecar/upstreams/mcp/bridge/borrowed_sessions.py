@@ -77,8 +77,9 @@ class BorrowedSession:
         self.used_s = asyncio.get_running_loop().time()
 
     def only_course(self, *, asked: bool = False) -> BorrowedCall | None:
-        """Returns the call that an unsolicited message belongs to, if there is only one candidate: the only call that
-        is not held, or that is not held and has a method that may be `asked`. Anonymous callers share a session."""
+        """Returns the call that an unsolicited message belongs to, if only one is possible: the only call that is not
+        held or, if several are and the message has `asked` for input, the only one of them whose method allows that.
+        None for anonymous callers, who share a session."""
         running = [course for course in self.courses.values() if not course.held]
         if asked and len(running) > 1:  # a list in progress asks nothing
             running = [course for course in running if course.method in translation.RESUMED_BY_RETRY]
@@ -108,7 +109,8 @@ class BorrowedSessions:
             self.end(lent)
 
     async def of(self, outbound: Outbound, request: Request) -> BorrowedSession:
-        """The owner's session with these capabilities. The first call opens it, and concurrent ones wait for it."""
+        """Returns the owner's session with these capabilities. The first call opens it, and concurrent ones wait for
+        it. Raises Refusal."""
         meta = request.params.get("_meta", {})
         capabilities = translation.of_client(meta.get(META_CAPABILITIES, {}))
         key = outbound.owner, compact_json(capabilities, orjson.OPT_SORT_KEYS)
@@ -210,7 +212,7 @@ class BorrowedSessions:
             self.background.add(self.inner.end_session(session_id, version, _FAREWELL_S))
 
     def lose(self, lent: BorrowedSession) -> None:
-        """The server lost the session: no further call uses it. Calling it twice is allowed."""
+        """Forgets a session that the server lost: no further call uses it. Calling it twice is allowed."""
         lent.lost = True
         if self._lent.get(lent.key) is lent:
             del self._lent[lent.key]
@@ -246,7 +248,8 @@ class BorrowedSessions:
                 self._unsubscribe(lent, subscription, sorted(subscription.uris))
 
     async def subscribe(self, lent: BorrowedSession, request: Request) -> UpstreamAnswer:
-        """The stream of one `subscriptions/listen`: an acknowledgement, then the server's messages. Raises Refusal."""
+        """Returns the stream of one `subscriptions/listen`: an acknowledgement, then the server's messages. Raises
+        Refusal."""
         wanted = request.params.get("notifications", {})
         if len(lent.subscriptions) >= MAX_SUBSCRIPTIONS:
             raise Refusal(Reason.TOO_MANY_CONCURRENT, "too many subscriptions")

@@ -6,7 +6,8 @@
     session            sessions, or both      unchanged
     session            stateless only         over `SessionToStateless`: a session that is emulated for its caller
 
-The sidecar's own requests are sent unchanged. All answers show which revisions the server supports.
+The sidecar's own requests are sent unchanged. The answers to `server/discover` and `initialize`, of callers too, show
+which revisions the server supports.
 """
 
 from __future__ import annotations
@@ -42,8 +43,8 @@ _KEPT: Final = (SESSION_ID, "retry-after", "location")
 
 
 class Bridge(TransportLayer):
-    """An upstream for callers of session and stateless revisions. An input request is stored for `question_s`, a
-    session for `idle_s`."""
+    """An upstream for callers of session and stateless revisions. An input request is stored for `question_s` seconds,
+    an unused session for `idle_s`."""
 
     def __init__(self, inner: McpTransport, eras: ServerEras, question_s: float, idle_s: float) -> None:
         super().__init__(inner)
@@ -108,7 +109,7 @@ class Bridge(TransportLayer):
             await self._discovered(asked, question)
 
     async def _discovered(self, outbound: Outbound, message: Request) -> BuiltUpstream:
-        """The answer to `server/discover`; the revisions that it shows are recorded."""
+        """Returns the answer to `server/discover`, and records the revisions that it shows. Raises Refusal."""
         with await self.inner.exchange(outbound) as answer:
             body, response = await whole_answer(answer, message.id, self.inner, outbound.deadline_s)
             self.eras.learn(answer.status, response)
@@ -145,7 +146,7 @@ def _again(answer: UpstreamAnswer, body: bytes) -> BuiltUpstream:
 
 
 def _refuse_tasks(outbound: Outbound) -> None:
-    """Tasks of session revisions and of stateless revisions differ, and cannot be used in each other."""
+    """Raises Refusal(METHOD_UNKNOWN) for a method of tasks, which differ in session and stateless revisions."""
     message = outbound.message
     if isinstance(message, Request) and message.method.startswith("tasks/"):
         raise Refusal(Reason.METHOD_UNKNOWN, "this server has no tasks of this revision")

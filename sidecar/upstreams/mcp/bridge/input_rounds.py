@@ -140,7 +140,8 @@ class InputRounds(UpstreamAnswer):
         return self._answer
 
     async def _whole(self, answer: UpstreamAnswer) -> Response | BuiltUpstream:
-        """An answer that is not a stream: its response, or the answer in the caller's form."""
+        """Reads an answer that is not a stream: returns its response, or the answer in the caller's form. Raises
+        Refusal."""
         body = await answer.read(self._inner.max_response_bytes)
         if answer.media_type != JSON or (answer.status != 200 and passes_on(refusal_of(answer))):
             told = answer.with_body(body)
@@ -221,7 +222,8 @@ class InputRounds(UpstreamAnswer):
         return requests
 
     async def _gathered(self, asked: Mapping[str, Any], deadline: Deadline) -> dict[str, Any] | Response:
-        """The caller's responses by key; an error, which the server cannot receive, ends the call. Raises Refusal."""
+        """Returns the caller's responses by key, or an error, which the server cannot receive: it ends the call. Raises
+        Refusal."""
         if not asked:  # the server only requires the call to be sent again
             await asyncio.sleep(FIRST_PAUSE_S * self._count)
             return {}

@@ -26,7 +26,7 @@ class ServerEras:
 
     @property
     def age_s(self) -> float:
-        """The seconds since the server was asked for its stateless revisions."""
+        """The seconds since it was last recorded whether the server supports a stateless revision."""
         return monotonic() - self._learned_at_s
 
     def learn(self, status: int, discovered: Response | None) -> None:
@@ -36,7 +36,7 @@ class ServerEras:
             self.stateless, self._learned_at_s = speaks, monotonic()
 
     def doubt(self, *, at_once: bool = False) -> None:
-        """An answer did not fit: ask again, unless the known revision is very recent."""
+        """Forgets the revisions after an answer that does not fit, unless they are recent. `at_once`: in any case."""
         if at_once or self.age_s >= DOUBT_AFTER_S:
             self.stateless = self.sessions = None
 

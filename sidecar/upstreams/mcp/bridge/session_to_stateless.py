@@ -69,14 +69,15 @@ class EmulatedSession:
     numbers: Iterator[int] = field(default_factory=lambda: count(1))
 
     def stated(self, params: Mapping[str, Any]) -> dict[str, Any]:
-        """Parameters in the form of stateless revisions."""
+        """Returns parameters in the form of stateless revisions."""
         meta = {**params.get("_meta", {}), **self.meta}
         if self.level is not None:
             meta[META_LEVEL] = self.level
         return {**{key: value for key, value in params.items() if key != "task"}, "_meta": meta}
 
     def wish(self) -> dict[str, Any]:
-        """The filter of its stream: all announcements of the server."""
+        """Returns the filter of its stream: all announcements of the server, and the resources that it subscribed
+        to."""
         announced = (flag for flag in LIST_FLAGS.values() if translation.announces(self.server, flag))
         wish: dict[str, Any] = dict.fromkeys(announced, True)
         if self.uris:
@@ -97,7 +98,7 @@ class SessionToStateless:
         return session_id is not None and session_id.startswith(PREFIX)
 
     async def begin(self, outbound: Outbound, request: Request) -> UpstreamAnswer:
-        """The answer to `initialize`. Raises Refusal."""
+        """Returns the answer to `initialize`. Raises Refusal."""
         params = request.params
         capabilities = translation.played_capabilities(params["capabilities"])
         meta = {META_VERSION: STATELESS, META_CAPABILITIES: capabilities}
@@ -127,7 +128,7 @@ class SessionToStateless:
         return BuiltUpstream.of_response(Response(request.id, result), headers={SESSION_ID: session_id})
 
     async def exchange(self, outbound: Outbound) -> UpstreamAnswer:
-        """The answer to one message of a session. Raises Refusal."""
+        """Returns the answer to one message of a session. Raises Refusal."""
         played = self._played.get(outbound.session_id or "")
         if played is None or played.owner != outbound.owner:
             raise Refusal(Reason.SESSION_UNKNOWN)
@@ -216,7 +217,8 @@ class SessionToStateless:
         return BuiltUpstream(200, media_type=EVENT_STREAM, pipe=ear.pipe, given_up=ear.close)
 
     async def _listen_anew(self, played: EmulatedSession) -> None:
-        """Reopens the streams and waits for them, so that the subscriber gets every update from now on."""
+        """Reopens the streams and waits for them, HEARD_WITHIN_S at most, so that the subscriber gets every update from
+        now on."""
         if played.ears:
             await asyncio.wait([asyncio.ensure_future(ear.renew()) for ear in played.ears], timeout=HEARD_WITHIN_S)
 

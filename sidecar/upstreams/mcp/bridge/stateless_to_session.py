@@ -50,7 +50,7 @@ class StatelessToSession:
         self._sessions = BorrowedSessions(inner, idle_s, eras, self._heard, self.held.drop_all_in)
 
     async def exchange(self, outbound: Outbound) -> UpstreamAnswer:
-        """The answer to one message of a stateless revision. Raises Refusal."""
+        """Returns the answer to one message of a stateless revision. Raises Refusal."""
         request = outbound.message
         if not isinstance(request, Request):  # stateless revisions have no other messages over HTTP
             raise Refusal(Reason.METHOD_UNKNOWN)
@@ -85,7 +85,7 @@ class StatelessToSession:
     async def _call_once(
         self, lent: BorrowedSession, outbound: Outbound, request: Request, deadline: Deadline
     ) -> UpstreamAnswer | None:
-        """Sends the call; None if the session is lost."""
+        """Sends the call; returns its answer, None if the session is lost. Raises Refusal."""
         level = _level_of(request)
         await self._set_level(lent, level)
         if lent.may_ask:
@@ -120,7 +120,8 @@ class StatelessToSession:
         return await self._answer(course, deadline)
 
     async def _set_level(self, lent: BorrowedSession, level: str | None) -> None:
-        """The session's level is that of its most verbose call; each call receives the messages of its own level."""
+        """Sets the session's level to that of its most verbose call. Each call receives the messages of its own
+        level."""
         if level is None or not translation.offers(lent.server, "logging"):
             return
         if lent.level is None or not translation.at_least(level, lent.level):
@@ -128,7 +129,7 @@ class StatelessToSession:
             await self._sessions.ask(lent, "logging/setLevel", {"level": level})
 
     async def _answer(self, course: BorrowedCall, deadline: Deadline) -> UpstreamAnswer | None:
-        """The head of a call's answer, as soon as it arrives. None if the session is lost."""
+        """Returns the head of a call's answer, as soon as it arrives; None if the session is lost. Raises Refusal."""
         try:
             while not course.opened:
                 arrival = await course.next(deadline)
@@ -167,7 +168,8 @@ class StatelessToSession:
         return BuiltUpstream.of_response(final, status, withheld=partial(self.held.drop, state))
 
     def told(self, course: BorrowedCall, message: Message) -> tuple[Notification | Response | None, str]:
-        """Returns the caller's form of a message, a response last, and its name if it is then held. Raises Refusal."""
+        """Returns a message in the caller's form, None if the caller does not receive it, and the `requestState` of a
+        call that is held from then on, otherwise "". A response is the last message. Raises Refusal."""
         if isinstance(message, Response):
             return self._final(course, message)
         if isinstance(message, Notification):

@@ -52,7 +52,7 @@ _CLIENT_CAPABILITIES: Final = ("sampling", "elicitation", "roots", "experimental
 
 
 def without_parameters(outbound: Outbound) -> Outbound:
-    """The message without mirrored arguments: a server with sessions only does not use them."""
+    """Returns the message without mirrored arguments: a server with sessions only does not use them."""
     extra = [header for header in outbound.extra if not header[0].lower().startswith(PARAMETER_PREFIX)]
     return outbound._replace(extra=extra) if len(extra) < len(outbound.extra) else outbound
 
@@ -69,14 +69,14 @@ def announces(server: Mapping[str, Any], flag: str) -> bool:
 
 
 def fingerprint(request: Request) -> bytes:
-    """A digest of a call's method, its name or URI, and its arguments. A retry must have the same digest."""
+    """Returns a digest of a call's method, its name or URI, and its arguments. A retry must have the same digest."""
     params = request.params
     named = [request.method, params.get("name"), params.get("uri"), params.get("arguments", {})]
     return sha256(orjson.dumps(named, option=orjson.OPT_SORT_KEYS)).digest()
 
 
 def at_least(level: object, threshold: str | None) -> bool:
-    """Whether a log message of this level passes the threshold."""
+    """Whether a log message of this level passes the threshold; none passes None or an unknown one."""
     return threshold in LEVELS and level in LEVELS and LEVELS.index(str(level)) >= LEVELS.index(str(threshold))
 
 
@@ -100,7 +100,7 @@ def of_client(declared: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def discovered(server: Mapping[str, Any]) -> dict[str, Any]:
-    """The result of `server/discover`, made from that of `initialize`."""
+    """Returns the result of `server/discover`, made from that of `initialize`."""
     result: dict[str, Any] = {
         "supportedVersions": list(STATELESS_VERSIONS),
         "capabilities": messages.without_tasks(_dict(server.get("capabilities"))),
@@ -113,8 +113,8 @@ def discovered(server: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def lent_result(method: str, result: Mapping[str, Any]) -> dict[str, Any]:
-    """A result in the form of stateless revisions. It is marked as not cacheable, neither for long nor for other
-    callers."""
+    """Returns a result in the form of stateless revisions. That of a method in CACHED is marked as not cacheable, and
+    as the caller's alone."""
     full = {**result, "resultType": "complete"}
     if method in CACHED:
         full |= {"ttlMs": 0, "cacheScope": "private"}
@@ -122,17 +122,17 @@ def lent_result(method: str, result: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def lent_error(error: Mapping[str, Any]) -> dict[str, Any]:
-    """An error without the codes that stateless revisions withdrew."""
+    """Returns an error without the codes that stateless revisions withdrew."""
     return {**error, "code": INVALID_PARAMS} if error.get("code") == RESOURCE_NOT_FOUND else dict(error)
 
 
 def lent_status(error: Mapping[str, Any]) -> int:
-    """The HTTP status of an error (MCP 2026-07-28, transports): two of the translated codes have their own."""
+    """Returns the HTTP status of an error (MCP 2026-07-28, transports): two of the translated codes have their own."""
     return _STATUS.get(error.get("code"), 200)
 
 
 def urls_asked(error: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The input requests inside an error that asks the client to open a URL first; None for any other error."""
+    """Returns the input requests inside an error that asks the client to open a URL first; None for any other error."""
     if error.get("code") != URL_ELICITATION_REQUIRED:
         return None
     elicitations = _dict(error.get("data")).get("elicitations")
@@ -147,19 +147,19 @@ def urls_asked(error: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def url_capability_missing() -> dict[str, Any]:
-    """The error for a caller that cannot be asked to open a URL."""
+    """Returns the error for a caller that cannot be asked to open a URL."""
     needed: dict[str, Any] = {"requiredCapabilities": {"elicitation": {"url": {}}}}
     return {"code": MISSING_CAPABILITY, "message": "An address must be opened first", "data": needed}
 
 
 def question(method: str, params: Mapping[str, Any]) -> dict[str, Any]:
-    """A server's request as an entry of `inputRequests`."""
+    """Returns a server's request as an entry of `inputRequests`."""
     asked = {key: value for key, value in params.items() if key not in ("elicitationId", "task", "_meta")}
     return {"method": method, "params": asked}
 
 
 def input_required(questions: Mapping[str, Any], state: str) -> dict[str, Any]:
-    """The result that asks the caller for input."""
+    """Returns the result that asks the caller for input."""
     return {"resultType": "input_required", "inputRequests": dict(questions), "requestState": state}
 
 
@@ -172,7 +172,7 @@ def may_be_asked(capabilities: Mapping[str, Any], method: str, params: Mapping[s
 
 
 def played_capabilities(capabilities: Mapping[str, Any]) -> dict[str, Any]:
-    """The capabilities of `initialize`, in the form in which each stateless request repeats them."""
+    """Returns the capabilities of `initialize`, in the form in which each stateless request repeats them."""
     kept = of_client(capabilities)
     if kept.get("elicitation") == {}:
         kept["elicitation"] = {"form": {}}  # the meaning of an empty object before there were two modes
@@ -180,7 +180,7 @@ def played_capabilities(capabilities: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def initialized(server: Mapping[str, Any], version: str, name: str) -> dict[str, Any]:
-    """The result of `initialize`, made from that of `server/discover`."""
+    """Returns the result of `initialize`, made from that of `server/discover`."""
     told = _dict(_dict(server.get("_meta")).get(META_SERVER))
     info = told if isinstance(told.get("name"), str) and isinstance(told.get("version"), str) else None
     capabilities = messages.without_tasks(_dict(server.get("capabilities")))
@@ -196,12 +196,12 @@ def initialized(server: Mapping[str, Any], version: str, name: str) -> dict[str,
 
 
 def agreed(requested: object) -> str:
-    """The revision of an emulated session: the requested one, otherwise the newest session revision."""
+    """Returns the revision of an emulated session: the requested one if it is known, otherwise the newest."""
     return str(requested) if requested in SESSION_VERSIONS else _NEWEST
 
 
 def played_result(result: Mapping[str, Any]) -> dict[str, Any]:
-    """A result in the form of session revisions."""
+    """Returns a result in the form of session revisions."""
     kept = {key: value for key, value in result.items() if key not in ("resultType", "ttlMs", "cacheScope")}
     if isinstance(kept.get("_meta"), dict):
         kept["_meta"] = {key: value for key, value in kept["_meta"].items() if key != META_SERVER}
@@ -211,7 +211,7 @@ def played_result(result: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def played_error(error: Mapping[str, Any], method: str) -> dict[str, Any]:
-    """An error with the codes of session revisions."""
+    """Returns an error with the codes of session revisions."""
     code = error.get("code")
     if method == "resources/read" and code == INVALID_PARAMS and "uri" in _dict(error.get("data")):
         return {**error, "code": RESOURCE_NOT_FOUND}  # the URI in its data distinguishes it
@@ -219,7 +219,7 @@ def played_error(error: Mapping[str, Any], method: str) -> dict[str, Any]:
 
 
 def played_question(asked: Mapping[str, Any], version: str) -> tuple[str, dict[str, Any]]:
-    """An entry of `inputRequests` as a request of a server in a session: its method and parameters."""
+    """Returns an entry of `inputRequests` as a request of a server in a session: its method and parameters."""
     method, params = str(asked["method"]), dict(_dict(asked.get("params")))
     if method == "elicitation/create":
         if params.get("mode") == "url":
@@ -230,7 +230,7 @@ def played_question(asked: Mapping[str, Any], version: str) -> tuple[str, dict[s
 
 
 def questions_in(result: Mapping[str, Any]) -> dict[str, Any]:
-    """`inputRequests`, checked. Raises Refusal(RESPONSE_REFUSED)."""
+    """Returns `inputRequests`, checked. Raises Refusal(RESPONSE_REFUSED)."""
     asked = result.get("inputRequests", {})
     messages.asked_of_client(result)
     if len(asked) > MAX_QUESTIONS:

@@ -46,7 +46,7 @@ class UnsolicitedStream:
         self._place = StreamPlace(self.upstream)
 
     async def open(self, within_s: float) -> bool:
-        """Whether the server has such a stream: it is open, or still opening after a short wait."""
+        """Whether the server has such a stream: it is open, or still opening after `within_s`."""
         if self._ready is None:
             self._ready = asyncio.get_running_loop().create_future()
             self._task = asyncio.create_task(self._run(), name=f"unsolicited messages of {self.upstream.name}")
@@ -74,7 +74,7 @@ class UnsolicitedStream:
             await asyncio.sleep(max(pause_s, self._place.pause_s))
 
     async def _listen(self) -> int:
-        """Reads one stream to its end; returns the answer's status."""
+        """Reads one stream to its end; returns the answer's status, 405 for a 200 that is not a stream."""
         asked, place = self.outbound(), self._place
         if isinstance(asked.message, Request):
             place.answers = asked.message.id
