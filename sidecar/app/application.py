@@ -1,9 +1,9 @@
 """Starts, runs and stops one sidecar.
 
 The start binds the data address first, so that a second start on the same machine fails before it changes anything. It
-then opens the audit, loads the policy, opens the shared stores, builds the request path, and starts to serve. The stop
-runs in reverse: readiness fails at once, calls in flight finish, and the audit is closed last. In between, the
-application runs the background jobs and carries out operators' requests.
+then opens the audit and the shared stores, loads the policy, builds the request path, and starts to serve. The stop
+runs in reverse: readiness fails at once, calls in flight finish, and the audit is closed after everything that writes
+to it. In between, the application runs the background jobs and carries out operators' requests.
 """
 
 from __future__ import annotations
@@ -190,7 +190,7 @@ class Application:
 
     async def stop(self) -> None:
         """Fails readiness at once, continues to serve for the drain delay, lets calls in flight finish within the grace
-        time, and closes the audit last."""
+        time, and closes the audit after everything that writes to it."""
         self.report.stopping = True
         self.listening.close_connections_after_answers()
         await asyncio.sleep(self.settings.server.drain_delay_s or 0.0)
@@ -354,6 +354,7 @@ class Application:
         return await self.switch.enable(object_of(server, tool), by=by, is_object=True)
 
     async def reload(self, by: str) -> str:
-        """Reloads all files, and the policy from its source. Raises ConfigError and changes nothing."""
+        """Adopts a new policy from the source, if there is one, and then reloads all files. Returns the revision in
+        force. Raises ConfigError if the files are invalid; those in force remain."""
         await self.follower.look(self.live.current.settings, self.reloader.adopt, by)
         return await self.reloader.reload(by)

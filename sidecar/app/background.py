@@ -1,8 +1,8 @@
 """Runs background jobs and restarts those that fail.
 
 A job that ends is restarted after a pause that doubles while it keeps failing. Ending the process instead would drop
-all callers' connections, and continuing without the kill switch or load shedding would be worse than a pause of a
-second. Readiness reports the failure while it lasts, and each failure is logged.
+all callers' connections, and continuing without the kill switch or load shedding would be worse than a short pause.
+Readiness reports each end for a minute, and the log has its cause.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ from typing import Final
 
 log = logging.getLogger("sidecar.app.background")
 
-REST_S: Final = 1.0  # doubled after each further failure
+REST_S: Final = 1.0  # after the end of a healthy job; doubled by each other end
 MOST_S: Final = 60.0
 SOUND_S: Final = 60.0  # a job that runs this long counts as healthy
 

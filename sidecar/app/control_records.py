@@ -63,7 +63,7 @@ class ControlRecords:
         return evidence
 
     def publish_at(self, store: CounterStore) -> None:
-        """Starts to publish checkpoints, including to `store` if it is configured."""
+        """Lets `run` publish checkpoints at the configured places, one of which may be `store`."""
         known = {"stdout": to_descriptor(STDOUT), "store": to_store(store.run)}
         self.herald = CheckpointPublisher({name: known[name] for name in self.settings.audit.checkpoints.to})
         self._store = store

@@ -64,8 +64,8 @@ RELOADED = frozenset(_RELOADED.split())
 
 
 def check_files(path: Path, environ: Mapping[str, str]) -> tuple[Engine, tuple[Fault, ...]]:
-    """Checks everything that a start checks, without writing. Returns warnings of dangerous settings. Raises
-    ConfigError."""
+    """Checks everything that a start checks, without writing. Returns the policy's engine, and warnings about settings
+    and schedules. Raises ConfigError."""
     # Without valid settings the other files cannot be found.
     loaded = load(path, environ, check_files=False, all_at_once=True)
     settings, together = loaded.settings, Together()
@@ -95,8 +95,8 @@ def check_files(path: Path, environ: Mapping[str, str]) -> tuple[Engine, tuple[F
 
 
 def keeping_faults(loaded: LoadedSettings) -> Iterator[Fault]:
-    """Returns the obstacles to writing, and warnings for files of another owner, because the server may run as another
-    user."""
+    """Yields what prevents a start from writing: errors for what is no folder or no file, warnings for folders that
+    this user cannot write to, because the server may run as another user."""
     for loc, folder in _kept_folders(loaded.settings):
         # The nearest existing parent of the paths that a start would create, as far as it is readable.
         ground = next(path for path in (folder.absolute(), *folder.absolute().parents) if os.path.lexists(path))

@@ -61,7 +61,8 @@ class PolicyExaminations:
     _one_at_a_time: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def see(self, what: Examined) -> Mapping[str, Any]:
-        """Returns the report on the current state of the files. Starts an examination if none has started."""
+        """Returns the examination of the current state of the files, which starts if there is none, or the one in
+        progress, whose files may have changed since."""
         files, last = self.files(), self._last.get(what)
         if last is None or (last.files is not files and (last.report is not None or last.why)):
             last = self._last[what] = Examination(files, time.time())

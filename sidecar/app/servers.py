@@ -282,7 +282,7 @@ def _console(
 
 
 def _stale_after(current: Callable[[], TlsContexts | None]) -> IsStale:
-    """Reports whether a peer was authenticated by authorities that are not in the `current` context."""
+    """Returns a function that reports whether a peer was authenticated by other authorities than the `current` ones."""
 
     def is_stale(shown: ShownCertificate) -> bool:
         tls = current()

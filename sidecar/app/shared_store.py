@@ -1,8 +1,8 @@
 """Opens the stores that replicas share.
 
-The store of limits also holds the state that replicas share: task owners, the tasks of the task API, the state of
-schedules, sessions, disabled principals and used proofs. A single instance stores each of them in memory or in its data
-folder. This module determines the effect of an outage of the store on each of its users.
+The store of limits also holds the state that replicas share, such as task owners, the tasks of the task API, the state
+of schedules, sessions, disabled principals and used proofs. A single instance stores each of them in memory or in its
+data folder.
 """
 
 import hmac
@@ -89,7 +89,8 @@ class SharedStore:
             )
 
     async def proof(self, name: str, for_ms: int) -> bool | None:
-        """Whether a proof is new to all replicas. Raises Refusal while the store is unavailable."""
+        """Whether a proof is new to all replicas, which remember it for `for_ms`; None if no store is shared. Raises
+        Refusal(STORE_UNAVAILABLE)."""
         try:
             answer = await self.limiter.store.run(script_text("proof_once"), f"{KEY}{name}", [str(for_ms)])
         except StoreUnavailable:

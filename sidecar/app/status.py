@@ -124,8 +124,8 @@ class StatusReport:
         return SHADOW if self.pipeline.live.current.shadows(self.pipeline.live.clock()) else ENFORCE
 
     def readiness(self) -> tuple[bool, Mapping[str, Any]]:
-        """Returns `ready` unless draining, with only codes and counts for `degraded`, because the response is
-        public."""
+        """Returns whether it is ready, which it is unless it is stopping, and the response: only codes and counts,
+        because it is public."""
         if self.stopping:
             return False, {"status": "draining"}
         reasons = self.reasons()

@@ -116,8 +116,8 @@ class Supervisor:
     # --- sockets and folders ---
 
     async def _lock(self) -> None:
-        """Locks the folder of the workers, which also hold the lock, because those of a killed supervisor need a moment
-        to end. Raises SettingsError."""
+        """Locks the folder of the workers. The workers hold the lock too, so it is awaited for `LEFT_S`: those of a
+        killed supervisor need a moment to end. Raises SettingsError."""
         folder = self._settings.data / WORKERS
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
@@ -201,10 +201,10 @@ class Supervisor:
         for worker in others:
             await self._until_ready(worker)
         self.serves = True
-        for worker in self.workers:
-            if not worker.pid:
-                self._replace(worker)
         if not self._stop.is_set():
+            for worker in self.workers:
+                if not worker.pid:
+                    self._replace(worker)
             pids = {worker.number: worker.pid for worker in self.workers}
             log.info("all workers serve", extra={"workers": len(self.workers), "pids": pids})
             self._manager.ready(f"{len(self.workers)} workers serve")
@@ -228,7 +228,6 @@ class Supervisor:
             stopping.cancel()
 
     def _spawn(self, worker: SupervisedWorker) -> None:
-        theirs, worker.line = os.pipe()
         environ = {name: value for name, value in self._environ.items() if name not in ("LISTEN_PID", "WATCHDOG_PID")}
         set_here = self._chosen | {
             "SIDECAR_SERVER__WORKER": str(worker.number),
@@ -241,11 +240,16 @@ class Supervisor:
             "NOTIFY_SOCKET": str((self._settings.own_of(worker.number) / "notify.sock").absolute()),
             "WATCHDOG_USEC": str(int(self._settings.server.worker_timeout_s * 1e6)),
         }
+        theirs, line = os.pipe()
         actions = [(os.POSIX_SPAWN_DUP2, theirs, 0)]
         actions += [(os.POSIX_SPAWN_DUP2, copy, FIRST_FD + index) for index, copy in enumerate(self._copies)]
         try:
             # In a group of its own, because the supervisor passes ^C on.
             worker.pid = os.posix_spawn(self._command[0], self._command, environ, file_actions=actions, setpgroup=0)
+            worker.line = line
+        except OSError:
+            os.close(line)
+            raise
         finally:
             os.close(theirs)
         worker.is_ready = worker.is_reloading = worker.reload_due = False
@@ -298,8 +302,7 @@ class Supervisor:
             return
         try:
             self._spawn(worker)
-        except OSError as error:  # no process or memory is available
-            os.close(worker.line)
+        except OSError as error:  # no process, memory or descriptor is available
             log.error("a worker cannot be started", extra={"worker": worker.number, "error": str(error)})
             asyncio.get_running_loop().call_later(LONGEST_REST_S, self._respawn, worker)
 
@@ -371,7 +374,8 @@ class Supervisor:
 
 
 def rest_s(failures: int) -> float:
-    """Returns the pause before a worker is restarted after this number of failures in a row: none after the first."""
+    """Returns the pause in seconds before a worker is restarted after this number of failures in a row: none after the
+    first."""
     return 0.0 if failures < 2 else min(FIRST_REST_S * 2 ** min(failures - 2, 16), LONGEST_REST_S)
 
 

@@ -22,7 +22,7 @@ from sidecar.upstreams.mcp.catalogue import ToolCatalogue
 from sidecar.upstreams.mcp.pins import Defined, Definition, Drift, Mode, Pins, drift_between
 from sidecar.vocabulary import Witness
 
-# A server may change as often as it likes; the log and the audit must bear the reports.
+# Bounds of the reports in the log and the audit, because a server may change its tools at any rate.
 MAX_TOLD: Final = 20
 TELL_EVERY_S: Final = 5.0
 MAX_DRIFTS: Final = 4_000  # for one server: twice the size of the largest list

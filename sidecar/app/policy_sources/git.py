@@ -141,7 +141,8 @@ class _GitRunner:
 
     @classmethod
     async def at(cls, folder: Path, chosen: GitSource, egress: EgressSettings, processes: Processes) -> _GitRunner:
-        """The repository for this URL. Repositories are not shared between URLs."""
+        """The repository for this URL, created if it is missing, which deletes those of other URLs. Raises
+        SourceError."""
         program = executable_of("git", {}, processes.environ)
         if program is None:
             raise SourceError("no program git is on PATH: install it, or take the image with it (--target git)")
@@ -158,7 +159,7 @@ class _GitRunner:
         return git
 
     async def fetched(self) -> str:
-        """Fetches the ref. Returns the id of its commit."""
+        """Fetches the ref. Returns the id of its commit. Raises SourceError."""
         wanted = f"+{await self._whole_ref()}:{CANDIDATE}"
         options = ("--quiet", "--depth=1", "--no-tags", "--no-recurse-submodules", "--no-auto-maintenance")
         await self.line("fetch", *options, "--", self.chosen.url, wanted)

@@ -32,17 +32,18 @@ log = logging.getLogger("sidecar.app.policy_sources")
 
 class PolicyOrigin(Protocol):
     rest_s: float
-    """The minimum pause before the next poll."""
+    """The minimum pause before the next poll, in seconds."""
 
     async def look(self, settings: Settings) -> StoredPolicy | None:
         """The source's policy, checked and stored; None if it was already accepted. Raises SourceError,
         SettingsError."""
 
     def refuse(self, why: str) -> None:
-        """Lets `look` return a new result instead of the last one."""
+        """Notes why the policy that `look` returned last is invalid. Until the source has another one, `look` raises
+        this as a SourceError."""
 
     def forget(self) -> None:
-        """Lets refused policies be checked again."""
+        """Lets `look` return policies again that it returned or refused before."""
 
     async def close(self) -> None:
         """Ends its running work."""
@@ -76,7 +77,8 @@ class SourcePoller:
     _one_at_a_time: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def begin(self, settings: Settings, prove: Callable[[Settings], object]) -> None:
-        """Uses the source's policy, or the last stored one if `prove` raises ConfigError; without one, raises it."""
+        """Takes the source's policy if it passes `prove`, which raises ConfigError; otherwise the last stored one
+        serves. Raises ConfigError if there is none."""
 
         async def adopt(taken: StoredPolicy, by: str, keep: Callable[[], Awaitable[None]]) -> None:
             await asyncio.to_thread(prove, placed(settings, taken))
@@ -151,11 +153,11 @@ class SourcePoller:
                 longest_s = LONGEST_PAUSE_S
                 if kind == "adapter" and isinstance(error, SourceError):  # it was read even if its rows were refused
                     longest_s = 0.0 if error.refused else LONGEST_ADAPTER_PAUSE_S
-                self._fail(settings, str(error), error.faults if isinstance(error, ConfigError) else (), longest_s)
+                self._fail(str(error), error.faults if isinstance(error, ConfigError) else (), longest_s)
                 return error
             except Exception as error:  # an unexpected error must not end polling
                 log.exception("the policy's source could not be looked at")
-                self._fail(settings, type(error).__name__)
+                self._fail(type(error).__name__)
                 return error
             self._good(settings)
             return None
@@ -209,9 +211,7 @@ class SourcePoller:
         kept = kept_for(settings)
         self.metrics.policy_source(True, self.good_at, kept.version if kept is not None else 0)
 
-    def _fail(
-        self, settings: Settings, why: str, faults: Sequence[Fault] = (), longest_s: float = LONGEST_PAUSE_S
-    ) -> None:
+    def _fail(self, why: str, faults: Sequence[Fault] = (), longest_s: float = LONGEST_PAUSE_S) -> None:
         """Reports a failure. Pauses grow up to `longest_s`; 0 means that they do not grow."""
         self._failures, self._longest_pause_s = self._failures + 1 if longest_s else 0, longest_s
         self.faults, self.refused = Counter(fault.code for fault in faults), tuple(faults[:MAX_REFUSED])
@@ -222,7 +222,7 @@ class SourcePoller:
         self.metrics.policy_source(False, self.good_at, None)
 
     def _pause_s(self, settings: Settings) -> float:
-        """Seconds until the next poll: the interval, or after failures a shorter pause that grows."""
+        """Seconds until the next poll: the interval, or after failures a pause that is short at first and grows."""
         source = settings.policy.source
         if source is None:
             return IDLE_S

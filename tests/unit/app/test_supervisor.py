@@ -7,6 +7,7 @@ socket, and accept at the sockets that they were passed.
 import asyncio
 import fcntl
 import os
+import resource
 import signal
 import socket
 import sys
@@ -185,6 +186,23 @@ async def test_one_that_fails_again_and_again_is_started_less_and_less_often(
         assert rests == sorted(rests) and rests[0] > 0.0 and rests[-1] == supervision.LONGEST_REST_S
 
 
+async def test_one_that_cannot_be_started_for_want_of_descriptors_is_started_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(supervision, "LONGEST_REST_S", 0.05)
+    async with running(tmp_path) as one:
+        await one.ready()
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))  # what is open stays open
+            os.kill(one.pids()[1], signal.SIGKILL)
+            await until(lambda: caplog.messages.count("a worker cannot be started") >= 2)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        await until(lambda: one.count("2 started") == 2)
+        await one.ready()
+
+
 async def test_a_reload_reaches_each_once_and_one_that_starts_when_it_serves(tmp_path: Path) -> None:
     may_serve = tmp_path / "may_serve"
     behaviour = f"while not (is_first or os.path.exists({str(may_serve)!r})): select.select([], [], [], 0.01)\n{SERVES}"
@@ -209,6 +227,16 @@ async def test_the_second_signal_does_not_wait(tmp_path: Path) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
         async with asyncio.timeout(PATIENCE_S):
             assert await one.task is False
+
+
+async def test_a_stop_during_the_start_replaces_none(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async with running(tmp_path, "threading.Event().wait()") as one:
+        await until(lambda: one.count("1 started") == 1)
+        os.kill(os.getpid(), signal.SIGTERM)
+        async with asyncio.timeout(PATIENCE_S):
+            assert await one.task is True
+    assert one.count("started") == 1
+    assert "a worker ended and is replaced" not in caplog.messages
 
 
 async def test_one_that_does_not_stop_in_time_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
