@@ -34,7 +34,7 @@ from sidecar.settings.secrets import read_secret
 WAITING, APPROVED, ALL = "waiting", "approved", "all"
 STATES: Final = (WAITING, APPROVED, "used", "refused", "expired", "withdrawn")
 PAGE: Final = 200
-MAX_PAGES: Final = 50  # as many requests as are stored by default
+MAX_PAGES: Final = 50
 ID_CHARS: Final = 41
 MIN_PREFIX_CHARS: Final = 4
 SHOWN_CHARS: Final = 12  # of an id in a table: enough to be unique

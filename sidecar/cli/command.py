@@ -61,7 +61,7 @@ class CommandFailed(click.ClickException):
 
 
 def print_json(value: object, *, as_line: bool = False, err: bool = False) -> None:
-    """Print a value as JSON, with terminal control characters as equivalent JSON escapes."""
+    """Prints a value as JSON, with terminal control characters as equivalent JSON escapes."""
     from sidecar.protocols.hidden_characters import revealed
 
     click.echo(revealed(orjson.dumps(value, option=0 if as_line else orjson.OPT_INDENT_2).decode()), err=err)

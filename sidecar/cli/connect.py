@@ -71,7 +71,8 @@ def connect(
 
 
 async def _lines() -> AsyncIterator[bytes]:
-    """Yield the lines of standard input. Raises ClickException for a line that is too long."""
+    """Yields the lines of standard input. Raises UsageError if it is a file, ClickException for a line that is too
+    long."""
     loop, reader = asyncio.get_running_loop(), asyncio.StreamReader(limit=MAX_LINE_BYTES)
     try:
         await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin.buffer)

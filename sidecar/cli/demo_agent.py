@@ -28,7 +28,7 @@ class Researcher(AgentExecutor):
 
 
 def card(port: int) -> AgentCard:
-    """Return the agent card, with its own address, which callers must never see, and its skills."""
+    """Returns the agent card, with the agent's own address, which callers must never see, and its skills."""
     skills = [("summarise", "Summarise"), ("publish", "Publish")]
     return AgentCard(
         name="Researcher",

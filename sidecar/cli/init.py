@@ -1,4 +1,5 @@
-"""`sidecar init`: writes a working folder. Nothing in it allows everything, and its files hold no secret in clear."""
+"""`sidecar init`: writes a working folder. Nothing in it allows everything, and only files in `keys/`, with mode 0600,
+contain secrets."""
 
 import os
 from collections.abc import Mapping

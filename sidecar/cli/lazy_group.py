@@ -59,7 +59,7 @@ class Group(click.Group):
         return [CompletionItem(name, help=told) for name, told in self._helps() if name.startswith(incomplete)]
 
     def _helps(self) -> list[tuple[str, str]]:
-        """Yields the name and the help of each command, without importing any of them."""
+        """Returns the name and the help of each command, without importing any of them."""
         return [(name, two if isinstance(two, str) else one) for name, (one, two) in self._commands_in.items()]
 
     def list_commands(self, ctx: click.Context) -> list[str]:

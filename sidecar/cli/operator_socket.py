@@ -18,9 +18,10 @@ from sidecar.http.client.origin import TargetOrigin, parse_origin
 from sidecar.protocols.hidden_characters import shown
 from sidecar.protocols.sse import SseParser
 
-LOOK_S = 3.0  # for an answer
-ORDER_S = 30.0  # for an order, which is written to disk, to the audit log and to a store that may be slow
-SILENT_S = 60.0  # for a stream, which sends a keep-alive every few seconds
+# The longest wait for a connection, and for each part of a response:
+LOOK_S = 3.0  # to a question
+ORDER_S = 30.0  # to an order, which is written to disk, to the audit log and to a store that may be slow
+SILENT_S = 60.0  # of a stream, which sends a keep-alive every few seconds
 MAX_ANSWER_BYTES = 32 * 2**20  # all principals that can be disabled, with their reasons
 NOT_RUNNING = "is it running?"
 

@@ -44,7 +44,7 @@ def serve(config: Path, log_format: LogFormat | None) -> None:
     """Check the configuration and the policy, then serve until SIGTERM. SIGHUP reloads."""
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # unhandled, it would end the process; the reload follows the start
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # its log output is caller-controlled and not JSON
-    gc.disable()  # until `settle_interpreter`: garbage collection, which finds little, takes a fifth of a start
+    gc.disable()  # it takes a fifth of a start and finds little; off until `settle_interpreter`, and in a supervisor
     hold_standard()
     log_format = log_format or ("text" if sys.stderr.isatty() else "json")
     begin_logging(log_format, os.environ.get("SIDECAR_SERVER__WORKER", ""))
@@ -125,7 +125,7 @@ async def _serve(path: Path, environ: Mapping[str, str]) -> None:
         return
     settle_interpreter()
     reloading = loop.create_task(_reload_at(hangup, app, manager))
-    _announce(app)  # last
+    _announce(app)  # after all handlers, because a reader of its line may send a signal at once
     manager.ready(_state_of(app))
     await stop.wait()
     log.info("stopping")
@@ -224,7 +224,7 @@ def _state_of(app: Application) -> str:
 
 
 def _announce(app: Application) -> None:
-    """Logs what the sidecar serves now. Signals are safe from this point on."""
+    """Logs what the sidecar serves now."""
     from sidecar.app.loader import idle_schedules
     from sidecar.audit.sinks import place_of
 

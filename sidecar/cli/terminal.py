@@ -71,7 +71,7 @@ def span(seconds: float) -> str:
 
 @contextmanager
 def progress(what: str, total: int | None = None) -> Iterator[Callable[..., None]]:
-    """Yields a function that receives the amount done, and draws a bar on a terminal. It may also receive the total."""
+    """Yields a function that draws a bar on a terminal for the amount done, and for the total if it receives that."""
     if not sys.stderr.isatty():
         yield lambda done, total=None: None
         return

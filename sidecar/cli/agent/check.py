@@ -77,7 +77,7 @@ async def _inspected(
 
 
 async def _tried(name: str, definition: CliAgent, processes: Processes, text: str, limit_s: float) -> dict[str, Any]:
-    """Run the program once, until all its processes have ended. `why` is what a sidecar would log about it."""
+    """Runs the program once, until all its processes have ended. `why` is what a sidecar would log about it."""
     runner = runner_from(name, definition, processes, os.environ)
     run_id, began_s, said = f"check-{secrets.token_hex(8)}", time.monotonic(), ""
     message = {"messageId": run_id, "role": "ROLE_USER", "parts": [{"text": text}]}

@@ -1,4 +1,4 @@
-"""Formats durations, sizes and usage of runs."""
+"""Formats facts, sizes and usage of runs, and hints for refused ones."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
@@ -13,7 +13,7 @@ def cause(error: Mapping[str, Any] | None) -> str | None:
 
 
 def row_for(principal: str, agent: str) -> Mapping[str, str]:
-    """Return hints by refusal reason: the missing row that would allow the call, and its file."""
+    """Returns hints by refusal reason: the missing row that would allow the call, and its file."""
     kind = "user_to_nhi" if principal.startswith("user:") else "nhi_to_nhi"
     return {"no-matching-rule": f"in policies/{kind}.csv: p, {principal}, nhi:{agent}, message/send, -, -, -, allow"}
 

@@ -1,4 +1,4 @@
-"""Prints a run's output as it arrives. On a terminal, a line with its state is below it, and is erased before more
+"""Prints a run's output as it arrives. On a terminal, a line below it shows the run's state; it is erased before more
 output."""
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _WORDS: Final = {"SUBMITTED": "waiting", "WORKING": "running", "INPUT_REQUIRED":
 
 @dataclass(slots=True)
 class RunOutput:
-    """The output written so far. `quiet` suppresses everything but the result."""
+    """The output written so far; nothing if `quiet`."""
 
     quiet: bool = False
     began_mono_s: float = field(default_factory=time.monotonic)
@@ -30,7 +30,7 @@ class RunOutput:
     _at_start: bool = True
 
     def _draw(self) -> None:
-        """Show the status line, except after an incomplete line of output, where it would look like part of it."""
+        """Shows the status line, except after an incomplete line of output, where it would look like part of it."""
         if self.quiet or not sys.stderr.isatty() or not self._at_start or self._line is not None:
             return
         from rich.console import Console

@@ -15,7 +15,8 @@ CONFIG = config_option_for("Names the log if no PATHS are given.")
 
 
 def configured(config: Path) -> Settings:
-    """Return the settings that name the log. Raises UsageError if neither PATHS nor a log file is given."""
+    """Returns the settings that name the log. Raises UsageError if there is no configuration, or it names no log file,
+    or there is no log yet."""
     if not config.exists():
         raise click.UsageError(f"name the log's folder or files, or its configuration with -c: there is no {config}")
     settings = settings_in(config)

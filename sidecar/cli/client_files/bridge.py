@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import orjson
 
-from sidecar.errors import Refusal
+from sidecar.errors import Refusal, SettingsError
 from sidecar.http.client import ClientResponse, EgressError, HttpClient, TargetOrigin
 from sidecar.protocols.jsonrpc import (
     Id,
@@ -53,7 +53,8 @@ class SessionLostError(Exception):
 
 @dataclass
 class StdioBridge:
-    """Connects one client to one server. `headers` is called for every request; `write` writes a line to the client."""
+    """Connects one client to one server. `headers` is called for every request, and may raise SettingsError; `write`
+    writes a line to the client."""
 
     client: HttpClient
     origin: TargetOrigin
@@ -81,7 +82,7 @@ class StdioBridge:
             await self._close()
 
     async def _take(self, line: bytes) -> None:
-        """Forwards requests concurrently; all other messages in order."""
+        """Forwards requests concurrently; `initialize` and all other messages in order."""
         envelope: object = None
         try:
             envelope = parse_answer(line)
@@ -273,7 +274,10 @@ class StdioBridge:
         return await self._send("GET", [("Accept", "text/event-stream"), *self._of_session(), *resumed], None)
 
     async def _send(self, verb: str, given: list[tuple[str, str]], body: bytes | None) -> ClientResponse:
-        headers = [*given, *self.headers()]
+        try:
+            headers = [*given, *self.headers()]
+        except SettingsError as unreadable:  # the file of a credential, which may be about to be replaced
+            raise EgressError(str(unreadable)) from None
         return await self.client.request(verb, self.origin.path, headers, body, deadline_s=self.timeout_s)
 
     def _of_session(self) -> list[tuple[str, str]]:

@@ -1,4 +1,4 @@
-"""`sidecar mcp list`, `disable` and `enable`: takes a server or tool out of service."""
+"""`sidecar mcp list`, `disable` and `enable`: lists MCP servers, and switches servers or tools off and on."""
 
 from pathlib import Path
 

@@ -2,13 +2,16 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from itertools import count
+from pathlib import Path
 from typing import Any
 
 from aiohttp import web
 
-from sidecar.cli.client_files.bridge import StdioBridge
+from sidecar.cli.client_files.bridge import Headers, StdioBridge
 from sidecar.http.client import HttpClient, parse_origin
+from sidecar.settings.secrets import read_secret
 from tests.flow.world import listening
 
 Answered = Callable[[web.Request, Any], Awaitable[web.StreamResponse]]
@@ -43,7 +46,11 @@ class Server:
         return [headers for method, _, headers in self.seen if method == verb]
 
 
-async def bridged(server: Server, *messages: Any) -> list[Any]:
+def with_key() -> Sequence[tuple[str, str]]:
+    return [("X-API-Key", "k")]
+
+
+async def bridged(server: Server, *messages: Any, headers: Headers = with_key) -> list[Any]:
     """What the client hears after these lines, one at a time."""
     heard: list[bytes] = []
 
@@ -56,7 +63,7 @@ async def bridged(server: Server, *messages: Any) -> list[Any]:
 
     async with listening(server.handle) as base:
         origin = parse_origin(f"{base}/mcp")
-        await StdioBridge(HttpClient(origin), origin, heard.append, lambda: [("X-API-Key", "k")], 5.0).run(lines())
+        await StdioBridge(HttpClient(origin), origin, heard.append, headers, 5.0).run(lines())
     assert all(line.count(b"\n") == 1 and line.endswith(b"\n") for line in heard)
     return [json.loads(line) for line in heard]
 
@@ -88,6 +95,20 @@ async def test_a_forgotten_session_is_opened_anew_and_the_call_repeated_once() -
     heard = await bridged(server, HELLO, READY, call(1), call(2))
     assert [one.get("result") for one in heard[1:]] == [{"ok": True}] * 2
     assert server.opened == 2 and sum(body == call(1) for _, body, _ in server.seen) == 2
+
+
+async def test_a_request_is_answered_though_the_file_of_its_credential_is_missing_for_a_moment(tmp_path: Path) -> None:
+    file, asked = tmp_path / "key", count()
+
+    def rotated() -> Sequence[tuple[str, str]]:
+        if next(asked) == 2:
+            file.write_text("k")
+            file.chmod(0o600)
+        return [("X-API-Key", read_secret(file, "theirs"))]
+
+    refused, answered = await bridged(Server(result), READY, call(1), call(2), headers=rotated)
+    assert refused["id"] == 1 and "cannot be read" in refused["error"]["message"]
+    assert answered == {"jsonrpc": "2.0", "id": 2, "result": {"ok": True}}
 
 
 async def test_a_stream_that_breaks_off_is_taken_up_where_it_ended() -> None:
