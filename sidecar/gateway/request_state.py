@@ -30,7 +30,8 @@ _NO_STATE = b"\xff"  # in place of a server's state, which is UTF-8
 
 @dataclass(frozen=True, slots=True)
 class Seal:
-    """Seals bytes under a context, such as a chain and a method; they can be opened under the same context only."""
+    """Seals bytes under a context, such as a chain and a method, with HMAC-SHA-256. Their holder can read them, but can
+    neither change them nor use them under another context."""
 
     key: bytes = field(repr=False)
 

@@ -100,17 +100,10 @@ class TaskOwners:
     keep_s: float = 7 * 86_400.0
     bounds: RecordBounds = field(default_factory=partial(RecordBounds, evicts_open=True))
 
-    async def owned(self, caller: Caller, server: str, task_id: str, *, namespace: Namespace = "mcp") -> OwnerRecord:
-        """Returns the record of the caller's task. Raises Refusal: TASK_UNKNOWN (also for another caller's),
-        STORE_UNAVAILABLE."""
-        records = await self.all_owned(caller, server, (task_id,), namespace=namespace)
-        return records[0]
-
-    async def all_owned(
-        self, caller: Caller, server: str, task_ids: Collection[str], *, namespace: Namespace = "mcp"
-    ) -> list[OwnerRecord]:
-        """Returns the records of these tasks. Raises Refusal(TASK_UNKNOWN) unless all of them are the caller's."""
-        mine = await self.mine(caller, server, task_ids, namespace=namespace)
+    async def all_owned(self, caller: Caller, server: str, task_ids: Collection[str]) -> list[OwnerRecord]:
+        """Returns the records of these tasks of MCP, each once. Raises Refusal: TASK_UNKNOWN unless all of them are the
+        caller's, STORE_UNAVAILABLE."""
+        mine = await self.mine(caller, server, task_ids)
         if any(task_id not in mine for task_id in task_ids):
             raise Refusal(Reason.TASK_UNKNOWN)
         return [mine[task_id] for task_id in dict.fromkeys(task_ids)]
