@@ -206,9 +206,17 @@ class MemoryRecordStore(Generic[R]):
         if (entry.record.is_done and not record.is_done) != reopens:
             return False
         self._tally(entry, -1)
-        entry.record, entry.target, entry.is_done = record, record.target, record.is_done
+        if reopens:
+            self._move(entry, (record.created_at, *entry.at[1:]))
+        entry.record, entry.is_done = record, record.is_done
         self._tally(entry, 1)
         return True
+
+    def _move(self, entry: _Entry[R], at: Place) -> None:
+        for places in (self._of_owner[entry.record.owner], *([self._shown] if entry.target else ())):
+            del places[bisect_left(places, entry.at)]
+            insort(places, at)
+        entry.at = at
 
     def _tally(self, entry: _Entry[R], by: int) -> None:
         """Adds a record to the counts (`by` is 1), or removes it from them (-1)."""

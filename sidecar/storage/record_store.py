@@ -39,7 +39,7 @@ class StoredRecord(Protocol):
     """The store's data about a record. Times are in seconds since the epoch. Records are counted and filtered by
     `standing`. One that `is_done` is not taken over. A record may be deleted from `expires_at` on, unfinished work only
     once it is done. One whose `target` is "" is not counted, and is in no list of all owners. A change keeps `id`,
-    `owner`, `target` and `created_at`."""
+    `owner` and `target`; only `reopen` changes `created_at`."""
 
     @property
     def id(self) -> str: ...

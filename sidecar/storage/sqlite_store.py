@@ -63,7 +63,7 @@ UPDATE records SET state = ?, done = ?, ends_at = ?, revision = ?, body = ?
 WHERE kind = ? AND id = ? AND revision = ? AND done <= ?
 """
 _REOPEN: Final = """
-UPDATE records SET state = ?, done = ?, ends_at = ?, revision = ?, body = ?, holder = ?, held_until = ?
+UPDATE records SET state = ?, done = ?, ends_at = ?, revision = ?, body = ?, created_at = ?, holder = ?, held_until = ?
 WHERE kind = ? AND id = ? AND revision = ? AND done > ?
 """
 _FREE: Final = """
@@ -137,7 +137,7 @@ class SqliteRecordStore(Generic[R]):
         return await self._change(_REPLACE, record)
 
     async def reopen(self, record: R, holder: str, until_s: float) -> bool:
-        return await self._change(_REOPEN, record, holder, until_s)
+        return await self._change(_REOPEN, record, record.created_at, holder, until_s)
 
     async def remove(self, record_ids: Sequence[str]) -> None:
         rows = [(self._kind.key, one) for one in record_ids]
@@ -262,10 +262,10 @@ class SqliteRecordStore(Generic[R]):
         self._total = held[""][0]
         return held
 
-    async def _change(self, statement: str, record: R, *held: object) -> bool:
+    async def _change(self, statement: str, record: R, *more: object) -> bool:
         changed = (record.standing, record.is_done, ends_at(record, self._kind.is_work), record.revision)
         which = (self._kind.key, record.id, record.revision - 1, record.is_done)
-        parameters = (*changed, self._kind.codec.encode(record), *held, *which)
+        parameters = (*changed, self._kind.codec.encode(record), *more, *which)
         return await self._file.run(lambda connection: connection.execute(statement, parameters).rowcount == 1)
 
 

@@ -201,6 +201,7 @@ if verb == 'replace' or verb == 'reopen' then
   if (was_done == '1' and is_done == '0') ~= (verb == 'reopen') then return 0 end
   redis.call('HSET', record(id), 'state', state, 'done', is_done, 'revision', revision, 'body', body)
   redis.call('ZADD', ends, ends_at, id)
+  redis.call('ZADD', of(owner), created, id)
   tally(id, target, owner, stood, was_done)
   tally(id, target, owner, state, is_done, created)
   if is_done == '1' then unhold(id) elseif verb == 'reopen' then hold(id, holder, held) end

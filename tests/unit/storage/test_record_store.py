@@ -94,6 +94,19 @@ async def test_a_page_holds_an_owners_own_newest_first(world: World) -> None:
         assert await world.page(owner, page) == expected, (owner, page)
 
 
+async def test_a_record_that_begins_again_has_its_new_place_in_every_page(world: World) -> None:
+    for at, name in enumerate("abc"):
+        await world.add_done(name, at=at)
+    for name, at in (("a", 3.0), ("c", -1.0)):
+        again = world.at_work(await world.store.get(name))._replace(created_at=at)
+        assert await world.store.reopen(again, "me", 50.0)
+    for owner in ("alice", None):
+        assert await world.page(owner, ALL) == (["a", "b", "c"], 3), owner
+    assert await world.store.replace(world.done(await world.store.get("c")))
+    assert await world.add("d", at=4) is AddedRecord.KEPT
+    assert await world.page("alice", ALL) == (["d", "a", "b"], 3), "the oldest that is done gave way"
+
+
 async def test_a_page_of_everybodys_is_in_order_whatever_became_of_them(world: World) -> None:
     room = RecordBounds(10, 20)
     for at, name in enumerate("abcdef"):

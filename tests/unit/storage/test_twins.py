@@ -43,7 +43,8 @@ async def told(world: World, steps: list[Step]) -> list[Any]:
         elif verb == "replace":
             said.append(await store.replace(changed))
         elif verb == "reopen":
-            said.append(await store.reopen(changed, who, now + few))
+            begun = changed._replace(created_at=now + 1.01 * ahead)
+            said.append(await store.reopen(begun, who, now + few))
         elif verb == "take":
             known = {name: choice} if standing is None else {name: standing.revision - choice % 2}
             taken = await store.take(
