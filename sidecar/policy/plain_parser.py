@@ -12,7 +12,8 @@ all later steps are the same for both. A text is left to CEL unless it is certai
                 | path ["." ("startsWith" | "endsWith" | "contains") "(" text ")"]
     path        = ("args" | "principal" | "origin" | "now") ("." name | "[" text "]")*
 
-in printable ASCII, without escapes, exponents and numbers of more than 15 digits.
+in printable ASCII, without escapes, exponents, and numbers of more than 15 digits before or after the point. CEL
+refuses expressions that are nested too deeply, so those of more than MAX_DEPTH levels are left to it too.
 `tests/unit/policy/test_plain_parser.py` compares the trees with CEL's.
 """
 
@@ -25,7 +26,8 @@ from typing import Final, NamedTuple
 
 from sidecar.policy.plain_conditions import VARIABLES
 
-MAX_NESTED: Final = 32
+MAX_NESTED: Final = 24  # parentheses; CEL's parser has a limit of 32
+MAX_DEPTH: Final = 24  # of the tree; CEL's limit is about 30
 _NUMBER = r"-?(?:0|[1-9]\d{0,14})"
 _TOKEN: Final = re.compile(
     rf" *(?:(?P<name>[A-Za-z_]\w*)|(?P<double>{_NUMBER}\.\d{{1,15}}(?![\w.]))|(?P<int>{_NUMBER}(?![\w.]))"
@@ -52,12 +54,19 @@ class _Token(NamedTuple):
     at: int
 
 
+class _Tree(NamedTuple):
+    """The bytes of a `cel.expr.Expr`, and the number of its levels."""
+
+    raw: bytes
+    depth: int
+
+
 class _Step(NamedTuple):
-    """`.name` or `[key]` below a variable; `key` is an expression, b"" for a name."""
+    """`.name` or `[key]` below a variable; `key` is None for a name."""
 
     at: int
     name: str
-    key: bytes
+    key: _Tree | None
 
 
 class _LeftToCelError(Exception):
@@ -75,7 +84,7 @@ def parsed(text: str) -> bytes | None:
     except _LeftToCelError:
         return None
     positions = b"".join(_inner(_POSITIONS, entry) for entry in parser.positions)
-    return _inner(2, _inner(_EXPRESSION, root) + _inner(_SOURCE, positions))
+    return _inner(2, _inner(_EXPRESSION, root.raw) + _inner(_SOURCE, positions))
 
 
 def _tokens(text: str) -> list[_Token]:
@@ -90,13 +99,13 @@ def _tokens(text: str) -> list[_Token]:
 
 
 class _Parser:
-    """Reads the tokens once, by descent. Each method returns the bytes of a `cel.expr.Expr`."""
+    """Reads the tokens once, by descent."""
 
     def __init__(self, tokens: Sequence[_Token]) -> None:
         self._tokens, self._next = tokens, 0
         self.positions: list[bytes] = []
 
-    def condition(self, nested: int) -> bytes:
+    def condition(self, nested: int) -> _Tree:
         if nested > MAX_NESTED:
             raise _LeftToCelError
         operands, places = [self._conjunction(nested)], []
@@ -116,14 +125,14 @@ class _Parser:
         token = self._tokens[self._next]
         return token.text == text and token.kind in ("mark", "name")
 
-    def _conjunction(self, nested: int) -> bytes:
+    def _conjunction(self, nested: int) -> _Tree:
         operands, places = [self._relation(nested)], []
         while self._is("&&"):
             places.append(self.take("mark").at)
             operands.append(self._relation(nested))
         return self._balanced("_&&_", operands, places)
 
-    def _balanced(self, function: str, operands: Sequence[bytes], places: Sequence[int]) -> bytes:
+    def _balanced(self, function: str, operands: Sequence[_Tree], places: Sequence[int]) -> _Tree:
         """Joins operands like CEL's parser: not from left to right, but as a balanced tree."""
         if not places:
             return operands[0]
@@ -132,7 +141,7 @@ class _Parser:
         right = self._balanced(function, operands[middle + 1 :], places[middle + 1 :])
         return self._call(places[middle], function, left, right)
 
-    def _relation(self, nested: int) -> bytes:
+    def _relation(self, nested: int) -> _Tree:
         left, token = self._unary(nested), self._tokens[self._next]
         function = _RELATIONS.get(token.text) if token.kind in ("mark", "name") else None
         if function is None:
@@ -140,13 +149,13 @@ class _Parser:
         self._next += 1
         return self._call(token.at, function, left, self._unary(nested))
 
-    def _unary(self, nested: int) -> bytes:
+    def _unary(self, nested: int) -> _Tree:
         if not self._is("!"):
             return self._member(nested)
         at = self.take("mark").at
         return self._call(at, "!_", self._member(nested))
 
-    def _member(self, nested: int) -> bytes:
+    def _member(self, nested: int) -> _Tree:
         token = self._tokens[self._next]
         match token.kind, token.text:
             case "mark", "(":
@@ -169,16 +178,16 @@ class _Parser:
                 return self._read()
         return self._constant()
 
-    def _list(self) -> bytes:
-        at, elements = self.take("mark", "[").at, list[bytes]()
+    def _list(self) -> _Tree:
+        at, elements = self.take("mark", "[").at, list[_Tree]()
         while not self._is("]"):
             if elements:
                 self.take("mark", ",")
-            elements.append(_inner(1, self._constant()))
+            elements.append(self._constant())
         self.take("mark", "]")
-        return self._expression(at, _LIST, b"".join(elements))
+        return self._expression(at, _LIST, b"".join(_inner(1, one.raw) for one in elements), *elements)
 
-    def _has(self) -> bytes:
+    def _has(self) -> _Tree:
         at = self.take("mark", "(").at
         variable = self.take("name")
         steps = self._steps(variable)
@@ -187,16 +196,16 @@ class _Parser:
             raise _LeftToCelError  # CEL refuses it
         return self._field(at, self._path(variable, steps[:-1]), steps[-1].name, _number(_TEST_ONLY, 1))
 
-    def _read(self) -> bytes:
+    def _read(self) -> _Tree:
         variable = self.take("name")
         steps = self._steps(variable)
         if not (steps and steps[-1].name in _METHODS and self._is("(")):
             return self._path(variable, steps)
         target, function = self._path(variable, steps[:-1]), steps[-1].name.encode()
         at = self.take("mark", "(").at
-        argument = b"" if function == b"size" else _inner(_ARGUMENT, self._text())
+        argument = b"" if function == b"size" else _inner(_ARGUMENT, self._text().raw)
         self.take("mark", ")")
-        return self._expression(at, _CALL, _inner(_TARGET, target) + _inner(_FUNCTION, function) + argument)
+        return self._expression(at, _CALL, _inner(_TARGET, target.raw) + _inner(_FUNCTION, function) + argument, target)
 
     def _steps(self, variable: _Token) -> list[_Step]:
         if variable.text not in VARIABLES:
@@ -205,7 +214,7 @@ class _Parser:
         while self._is(".") or self._is("["):
             mark = self.take("mark")
             if mark.text == ".":
-                steps.append(_Step(mark.at, self.take("name").text, b""))
+                steps.append(_Step(mark.at, self.take("name").text, None))
             else:
                 steps.append(_Step(mark.at, "", self._text()))
                 self.take("mark", "]")
@@ -213,20 +222,21 @@ class _Parser:
             raise _LeftToCelError
         return steps
 
-    def _path(self, variable: _Token, steps: Sequence[_Step]) -> bytes:
+    def _path(self, variable: _Token, steps: Sequence[_Step]) -> _Tree:
         path = self._expression(variable.at, _IDENT, _inner(1, variable.text.encode()))
         for at, name, key in steps:
-            path = self._call(at, "_[_]", path, key) if key else self._field(at, path, name)
+            path = self._field(at, path, name) if key is None else self._call(at, "_[_]", path, key)
         return path
 
-    def _field(self, at: int, operand: bytes, name: str, test: bytes = b"") -> bytes:
-        return self._expression(at, _SELECT, _inner(_OPERAND, operand) + _inner(_FIELD, name.encode()) + test)
+    def _field(self, at: int, operand: _Tree, name: str, test: bytes = b"") -> _Tree:
+        parts = _inner(_OPERAND, operand.raw) + _inner(_FIELD, name.encode()) + test
+        return self._expression(at, _SELECT, parts, operand)
 
-    def _text(self) -> bytes:
+    def _text(self) -> _Tree:
         token = self.take("text")
         return self._expression(token.at, _CONST, _inner(_STRING, token.text[1:-1].encode()))
 
-    def _constant(self) -> bytes:
+    def _constant(self) -> _Tree:
         token = self._tokens[self._next]
         self._next += 1
         match token.kind, token.text:
@@ -244,14 +254,17 @@ class _Parser:
                 raise _LeftToCelError
         return self._expression(token.at, _CONST, constant)
 
-    def _call(self, at: int, function: str, *arguments: bytes) -> bytes:
-        parts = _inner(_FUNCTION, function.encode()) + b"".join(_inner(_ARGUMENT, one) for one in arguments)
-        return self._expression(at, _CALL, parts)
+    def _call(self, at: int, function: str, *arguments: _Tree) -> _Tree:
+        parts = _inner(_FUNCTION, function.encode()) + b"".join(_inner(_ARGUMENT, one.raw) for one in arguments)
+        return self._expression(at, _CALL, parts, *arguments)
 
-    def _expression(self, at: int, kind: int, content: bytes) -> bytes:
+    def _expression(self, at: int, kind: int, content: bytes, *below: _Tree) -> _Tree:
+        depth = 1 + max([one.depth for one in below], default=0)
+        if depth > MAX_DEPTH:
+            raise _LeftToCelError
         expression_id = len(self.positions) + 1
         self.positions.append(_number(1, expression_id) + _number(2, at))
-        return _number(_ID, expression_id) + _inner(kind, content)
+        return _Tree(_number(_ID, expression_id) + _inner(kind, content), depth)
 
 
 def _inner(number: int, content: bytes) -> bytes:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from sidecar.policy.conditions import LateProgram
+from sidecar.policy.grammar import Wrong
 from sidecar.policy.plain_conditions import plain_condition
 from sidecar.policy.plain_parser import parsed
 from sidecar.policy.syntax import CALL, CONST, LIST, SELECT, WireMessage, expression_of, syntax_of
@@ -89,6 +90,13 @@ def test_what_is_parsed_here_is_what_cel_parses() -> None:
 @pytest.mark.parametrize("text", ["(" * 40 + "args.a" + ")" * 40, "", "args.a == 'é'", "args.a && "])
 def test_other_texts_are_left_to_cel(text: str) -> None:
     assert parsed(text) is None
+
+
+@pytest.mark.parametrize("text", [f"args{'.a' * 100} == 'x'", f"{'!(' * 32}args.a{')' * 32}", f"args{'.a' * 2_000}"])
+def test_a_condition_that_cel_cannot_nest_is_a_fault_of_the_policy(text: str) -> None:
+    """Otherwise the rule fails only when an input is not plain, or ends the load with a RecursionError."""
+    with pytest.raises(Wrong, match="does not compile"):
+        LANGUAGE.compile(text)
 
 
 def test_cel_is_asked_where_an_input_is_not_plain() -> None:
