@@ -2,7 +2,7 @@
 
 Reading a million rows takes seconds of one core, and a thread would take them from the event loop. The process reads,
 checks and sorts, and sends back the finished arrays. It ends with its parent, however the parent ends: on Linux the
-kernel ends it with the thread that waits for it; on other systems it exits when its input is closed, as soon as its
+kernel ends it with the thread that started it; on other systems it exits when its input is closed, as soon as its
 interpreter is free. A small policy is read in the serving process.
 """
 
@@ -76,11 +76,10 @@ def load_policy_aside(
     small_bytes: int = SMALL_BYTES,
     reading: PolicyReading | None = None,
 ) -> PolicySource:
-    """Runs `load_policy` in a separate process if there are more than `small_bytes` to read. Blocks: call it in a
+    """Runs `load_policy` in a separate process if the files of rows have more than `small_bytes`. Blocks: call it in a
     thread; `reading` can abandon the wait.
 
-    Raises PolicyError, also when the process fails or takes longer than two minutes; OSError if the process cannot be
-    started."""
+    Raises PolicyError, also when the process cannot be started, fails, or takes longer than two minutes."""
     if _size(models, policies, casbin.rows) <= small_bytes:
         return load_policy(models, policies, scopes=scopes, names=names, agent_ids=agent_ids, casbin=casbin)
     options = {"scopes": scopes, "names": names, "agent_ids": dict(agent_ids), "casbin": casbin}
@@ -103,7 +102,8 @@ def process_aside(
     module: str, deadline_s: float, reading: PolicyReading | None = None
 ) -> Iterator[tuple[IO[bytes], IO[bytes]]]:
     """Runs `serve_order` of a module in a separate process; yields its input and its output. It is killed at the end,
-    and after `deadline_s`: its output then ends. Blocks: call it in a thread."""
+    and after `deadline_s`: its output then ends. Blocks: call it in a thread. Raises OSError if it cannot be
+    started."""
     # -P: no module is imported from the working directory. In a session of its own, the process receives no signals of
     # a terminal.
     command = [sys.executable, "-P", "-c", BEGINNING, module]
@@ -111,8 +111,8 @@ def process_aside(
     assert process.stdin is not None
     assert process.stdout is not None
     killer = threading.Timer(deadline_s, process.kill)
-    killer.start()
     try:
+        killer.start()
         if reading is not None:
             reading.begun_by(process)
         yield process.stdin, process.stdout
@@ -135,6 +135,7 @@ def _size(models: Models, policies: Path, rows: Path | None) -> int:
 
 
 def serve_order(orders: IO[bytes], out: IO[bytes]) -> None:
+    """Carries out the order of `load_policy_aside`: writes the faults, or None and the policy."""
     folders, options = pickle.load(orders)
     give_way(orders)
     try:
@@ -147,7 +148,7 @@ def serve_order(orders: IO[bytes], out: IO[bytes]) -> None:
 
 
 def give_way(orders: IO[bytes]) -> None:
-    """Ends this process when its input is closed, and gives precedence to calls. The order is already read."""
+    """Ends this process when its input is closed, and gives precedence to calls. The order must have been read."""
     threading.Thread(target=_end_with, args=(orders,), daemon=True).start()
     with suppress(OSError):
         os.nice(NICENESS)
@@ -161,7 +162,7 @@ def _end_with(orders: IO[bytes]) -> None:
 
 # --- a policy as a sequence of small pickles ------------------------------------------------------------------------
 # Arrays go as they are, texts and links some thousands at a time: each unpickling holds the GIL for a millisecond at
-# most. Conditions go as text and are compiled again. The pickles come only from a process that we started here.
+# most. Conditions go as text and are compiled again. The pickles come only from a process that was started here.
 
 PIECE = 5_000
 _ARRAYS = ("sub", "obj", "shape", "line", "file", "flags")
@@ -169,6 +170,7 @@ T = TypeVar("T")
 
 
 def pack(source: PolicySource, out: IO[bytes]) -> None:
+    """Writes a policy as `unpack` reads it."""
     table = next(iter(source.tables.values()))  # all share the texts and files
     stock = list({id(found.source): found.source for found in source.stock.values()}.values())
     head = {

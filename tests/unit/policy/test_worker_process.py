@@ -6,6 +6,7 @@ import sys
 import time
 from io import BytesIO
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -52,6 +53,26 @@ def test_a_process_that_dies_is_a_fault_and_no_policy(tmp_path: Path, monkeypatc
     with pytest.raises(PolicyError) as found:
         load_policy_aside(MODELS, tmp_path, small_bytes=0)
     assert [fault.code for fault in found.value.faults] == ["P008"]
+
+
+def test_a_process_that_cannot_be_watched_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No thread is left for the timer of the deadline."""
+    begun: list[subprocess.Popen[bytes]] = []
+
+    class Noted(subprocess.Popen[bytes]):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            begun.append(self)
+
+    def fails(_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    write(tmp_path, FILES)
+    monkeypatch.setattr("subprocess.Popen", Noted)
+    monkeypatch.setattr("threading.Thread.start", fails)
+    with pytest.raises(RuntimeError, match="new thread"):
+        load_policy_aside(MODELS, tmp_path, small_bytes=0)
+    assert [process.returncode for process in begun] == [-signal.SIGKILL]
 
 
 def test_the_process_ends_with_the_one_that_asked(tmp_path: Path) -> None:
