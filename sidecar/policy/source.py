@@ -44,7 +44,7 @@ from sidecar.settings.policy import CasbinSettings, Kind, ModelFiles, PolicyScop
 from sidecar.settings.shipped_files import shipped
 from sidecar.vocabulary import PermissionKind, RuleRef
 
-if TYPE_CHECKING:  # a policy without such models imports neither these modules nor RE2
+if TYPE_CHECKING:  # a policy without such models, decided by compiled rules, imports neither these modules nor RE2
     from sidecar.policy.stock.reading import StockReader, StockSource
     from sidecar.policy.stock.table import StockTable
 
@@ -58,8 +58,9 @@ class PolicySource:
     text; `domains` are the roles by domain, if a model has domains, and `roles` are then those of all domains. `stock`
     are the kinds that Casbin models of other forms decide; `casbin` and `attributes` determine their requests.
 
-    `revision` is the SHA-256 (hex) of everything that affects decisions: models, rules with their ids and notes, roles
-    and sets. It does not depend on file names, the order of rows (except under the effect `priority`), or comments."""
+    `revision` is the SHA-256 (hex) of models, rules with their ids and notes (without `created_at`), roles and sets;
+    with Casbin models also of `casbin` and `attributes`. It does not depend on file names or comments, nor on the order
+    of rows, except under the effect `priority` and in Casbin models of other forms."""
 
     models: Mapping[PermissionKind, Model]
     tables: Mapping[PermissionKind, RowTable]
@@ -113,9 +114,10 @@ def load_policy(
     casbin: CasbinSettings = NO_CASBIN,
 ) -> PolicySource:
     """Loads the policy in two folders; `models` may name the files of each kind instead. `names` are the existing
-    upstreams, if rows are checked against them; `agent_ids` maps agents' UUIDs to their names.
+    upstreams, if rows are checked against them; `agent_ids` maps agents' UUIDs to their names; `casbin` are the
+    settings of Casbin models.
 
-    Raises PolicyError with every fault; suspicious rows that are valid are reported in `warnings`."""
+    Raises PolicyError with all faults (see MAX_FAULTS); suspicious rows that are valid are reported in `warnings`."""
     draft = PolicyBuilder(scopes, names, agent_ids)
     stock = _read_models(models, draft, casbin)
     for file in _files(policies, draft, frozenset(stock.files), casbin.rows):
@@ -145,7 +147,8 @@ def load_policy(
 
 
 def _files(policies: Path, draft: PolicyBuilder, named: Container[Path], rows: Path | None) -> Iterator[PolicyFile]:
-    """All files of rows except those that the settings name. The files of `policy.csv` may come from an adapter."""
+    """Yields the files of rows except those that the settings name. `rows` is the file that an adapter's rows were
+    written to; files named `policy.csv` are then a fault."""
     for file in policy_files(policies, draft.faults, named):
         if rows is None or file.is_yaml or file.stem != POLICY:
             yield file
@@ -299,7 +302,8 @@ def _read_folder(folder: Path, draft: PolicyBuilder, casbin: CasbinSettings) -> 
 def _read_own_model(
     kind: PermissionKind, folder: Path, draft: PolicyBuilder, casbin: CasbinSettings = NO_CASBIN
 ) -> StockReader | None:
-    """Reads the model of one kind. Returns a Casbin model that is not one of the sidecar's."""
+    """Reads the model of one kind. Adds a model of the sidecar; returns the reader of a Casbin model of another
+    form."""
     path = folder / f"{kind.value}.conf"
     entries = _entries(path, folder, draft)
     if entries is None:
@@ -333,7 +337,7 @@ def _stock_reader_of(
 
 
 def _entries(path: Path, folder: Path | None, draft: PolicyBuilder) -> Mapping[str, ModelEntry] | None:
-    """Reads the entries of a model; None after faults."""
+    """Reads the entries of a model; None if it cannot be read, and for a Casbin model of another form with faults."""
     before = len(draft.faults.errors)
     text = None if folder and leads_out(path, folder, draft.faults) else read_text(path, draft.faults)
     if text is None:
@@ -354,13 +358,13 @@ def _attributes(policies: Path, draft: PolicyBuilder) -> Attributes:
 
 
 def _check_cost(draft: PolicyBuilder, folder: Path, casbin: CasbinSettings) -> None:
-    """Warns about matchers that are tried on every row, with their cost."""
+    """Reports matchers that are tried on every row, with their cost."""
     for kind, model in draft.models.items():
         plan, table = plan_of(model), draft.tables[kind]
         file, rows = str(folder / f"{kind.value}.conf"), len(table)
         if kind is PermissionKind.GUARDRAIL and rows:  # a guardrail's model is in no file
             file = table.files[table.file[0]]
-        if plan.foreign or rows:
+        if plan.foreign or (rows and casbin.engine != "compiled"):
             foreign = [part.text if isinstance(part, ForeignNode) else written(part) for part in plan.foreign]
             from sidecar.policy.stock.reading import check_casbin_rows
 

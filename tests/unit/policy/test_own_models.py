@@ -1,6 +1,8 @@
 """What may a user's own model be, and is it compiled?"""
 
 import random
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -147,3 +149,13 @@ def test_a_grant_opens_its_server_where_the_index_has_no_objects(tmp_path: Path,
     assert own.enter(chain("nhi:a"), session("s"), NOW).allowed
     assert own.enter(chain("nhi:a"), session("other"), NOW).allowed is (obj in ("tool:*", "*", "tool:*/t"))
     assert not own.enter(chain("nhi:b"), session("s"), NOW).allowed
+
+
+def test_a_policy_without_casbin_models_loads_neither_casbin_nor_re2() -> None:
+    code = (
+        "import sys; from pathlib import Path; from sidecar.policy import Engine, load_policy\n"
+        f"Engine(load_policy(Path({str(MODELS)!r}), Path({str(MODELS.with_name('policies'))!r})))\n"
+        "print(*({'casbin', 're2', 'sidecar.policy.stock'} & sys.modules.keys()))"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert found.stdout.split() == []
