@@ -1,9 +1,9 @@
 """Stores millions of rows compactly.
 
 Rows differ mainly in subject and object. Each distinct text is stored once, in sorted order; a row's other columns form
-its `TableShape`, each distinct one stored once; a row is five numbers in arrays, about 20 bytes. Notes (`#:`) take
-memory only for rows that have them. A `RuleRef` is created on access. Tables are built by one writer and never change
-afterwards; the loading process sends their arrays and lists of texts to the serving one.
+its `TableShape`, each distinct one stored once; a row is six numbers in arrays, 19 bytes. Notes (`#:`) take memory only
+for rows that have them. A `RuleRef` is created on access. Tables are built by one writer and do not change afterwards;
+for a large policy, the loading process sends their arrays and lists of texts to the serving one.
 """
 
 from __future__ import annotations
@@ -20,8 +20,6 @@ from sidecar.policy.grammar import NONE, Per
 from sidecar.vocabulary import ApprovalTerms, PermissionKind, RuleRef
 
 DENY, SHADOW, ENDS, ASKS, LIMITED = 1, 2, 4, 8, 16  # bits of `flags`
-_PER_SHIFT = 5
-_PER: tuple[Per, ...] = ("subject", "origin", "rule")
 MAX_RULES_KEPT = 4096  # RuleRef objects cached for rows that decide repeatedly
 
 
@@ -43,6 +41,7 @@ class TableShape(NamedTuple):
 
     @property
     def end(self) -> float | None:
+        """When such a row expires, in seconds since the epoch; None for never."""
         return None if self.expires_at == NONE else datetime.fromisoformat(self.expires_at).timestamp()
 
 
@@ -57,7 +56,7 @@ class RowNotes(NamedTuple):
 
     @property
     def flags(self) -> int:
-        return SHADOW * self.shadow | _PER.index(self.per) << _PER_SHIFT
+        return SHADOW * self.shadow
 
 
 class TextPool:
@@ -88,7 +87,7 @@ class TextPool:
 
 
 class RuleRows(ABC):
-    """Rows as an iterable of `RuleRef`s. The rules of the rows that decide are cached."""
+    """Rows as an iterable of `RuleRef`s. Those that `rule` returns are cached."""
 
     def __init__(self) -> None:
         self._rules: dict[int, RuleRef] = {}
@@ -153,7 +152,7 @@ class RowTable(RuleRows):
         self.obj = array("I", map(moved.__getitem__, self.obj))
 
     def column(self, name: str) -> array[int]:
-        """Returns the text numbers of one column, row by row."""
+        """Returns the text numbers of one column, row by row. Texts that the pool does not have yet are added to it."""
         if name == "sub":
             return self.sub
         if name == "obj":
@@ -202,7 +201,7 @@ class RowTable(RuleRows):
             yield from ((row, self.end_of(row)) for row, shape in enumerate(self.shape) if shape in shapes)
 
     def in_shadow(self) -> Iterator[int]:
-        """Yields the rows that are only recorded."""
+        """Yields the rows in shadow mode, which are recorded but do not decide."""
         return (row for row, bits in enumerate(self.flags) if bits & SHADOW)
 
     def _made(self, row: int) -> RuleRef:

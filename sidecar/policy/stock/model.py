@@ -8,21 +8,15 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
+from sidecar.policy.model import SECTIONS
 from sidecar.policy.stock.expression import Definitions
 from sidecar.policy.stock.roles import RoleForm
 
 _PARAMETERS: Final = re.compile(r"\((.*?)\)")
-SECTIONS: Final[Mapping[str, str]] = {
-    "request_definition": "r",
-    "policy_definition": "p",
-    "role_definition": "g",
-    "policy_effect": "e",
-    "matchers": "m",
-}
 
 
 class Effect(StrEnum):
-    """The effects of pycasbin, in its own terms."""
+    """The effects of pycasbin, as its effector compares them."""
 
     ALLOW_OVERRIDE = "some(where (p_eft == allow))"
     DENY_OVERRIDE = "!some(where (p_eft == deny))"
