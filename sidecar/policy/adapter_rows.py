@@ -36,7 +36,7 @@ class UnfitRow(Exception):
 
 
 class RowReader:
-    """Reads rows by one adapter. `tell` writes an answer."""
+    """Reads rows by one adapter. `order` is the first one; `say` writes an answer."""
 
     def __init__(self, order: Mapping[str, Any], answers: IO[bytes]) -> None:
         self._order, self._answers = order, answers
@@ -46,7 +46,8 @@ class RowReader:
         self._saying, self._told = threading.Lock(), True
 
     def read(self, models: Sequence[str], most_bytes: int) -> Mapping[str, Any]:
-        """Reads all rows."""
+        """Reads all rows, for models with these texts. Returns the answer: the digest and number of the rows and the
+        CPU seconds of reading them, or why they are unfit, or why reading failed."""
         self._told = False  # later changes may not be among the rows
         adapter, self._adapter = self._adapter, None  # stored again only if it works
         try:
@@ -77,7 +78,7 @@ class RowReader:
         return {"digest": sha256(text).hexdigest(), "rows": len(rows), "cpu_s": time.process_time() - began_s}
 
     def write(self, path: str) -> Mapping[str, Any]:
-        """Writes the rows that were read last into a new file."""
+        """Writes the rows that were read last into a new file. Returns the answer."""
         try:
             with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
                 file.write(self._text)
@@ -150,7 +151,7 @@ def _bare_model(texts: Sequence[str]) -> Any:
 
 
 def lines_of(rows: Sequence[tuple[str, Sequence[Any]]]) -> Iterator[str]:
-    """Returns the lines of rows, in the dialect of Casbin's policy files. Raises UnfitRow."""
+    """Yields the lines of rows, given by type and values, in the dialect of Casbin's policy files. Raises UnfitRow."""
     from casbin.persist.adapter import _extract_tokens
 
     for number, (key, row) in enumerate(rows, start=1):

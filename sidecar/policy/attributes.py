@@ -37,7 +37,7 @@ class AttributesFile(Section):
 
 
 class Attributes:
-    """The attributes of names."""
+    """The attributes of names. `of` returns those of one name."""
 
     def __init__(self, entries: Mapping[str, Mapping[str, Any]] = _NONE) -> None:
         self.entries = entries
@@ -55,7 +55,7 @@ class Attributes:
 
 
 def load_attributes(folder: Path) -> Attributes:
-    """Reads the file in the folder of the rules. Raises PolicyError."""
+    """Reads the file in the folder of the rules; without it, no name has attributes. Raises PolicyError."""
     path = folder / ATTRIBUTES_FILE
     if not path.exists() and not path.is_symlink():
         return Attributes()

@@ -1,8 +1,9 @@
 """Decides requests with pycasbin's own enforcer.
 
-This is the only module that runs Casbin. A `CasbinEngine` is an enforcer over the rows of one policy, with the model's
-own matcher and effect. It is the reference for compiled models, and decides for models that are not compiled. An error
-of pycasbin denies, and so does an enforcer whose enforcement is disabled (threats K15).
+This is the only module that decides by Casbin. A `CasbinEngine` is an enforcer over the rows of one policy, with the
+model's own matcher and effect. It is the reference for compiled models, and decides for models that are not compiled
+and where `policy.engine` demands it. An error of pycasbin denies, and so does an enforcer whose enforcement is disabled
+(threats K15).
 
 The sidecar's own code looks up roles (`RoleGraph`, `RolePaths`), because it knows the roles that tokens grant;
 pycasbin's role managers store every name that they look up. The functions are pycasbin's, except those that use regular
@@ -100,7 +101,8 @@ class CasbinEngine:
         return RowsDecision(allowed, (self._numbers[id(row)],) if row and self._decides(row, allowed) else ())
 
     def matching(self, request: Sequence[Any]) -> tuple[Sequence[int], str]:
-        """Returns the rows that match, and why the evaluation of the one after them failed; "" if none failed."""
+        """Returns the rows that match, up to the first whose evaluation failed, and the name of that exception; "" if
+        none failed."""
         if not self._has_rows:
             return (), ""
         seen = _Seen()
@@ -185,7 +187,7 @@ def _enforcer(
 
 
 def _function(compiled: Callable[[str], Callable[..., Any]], kept: int) -> Callable[..., Any]:
-    """Returns a function of a text and a pattern. It caches some patterns."""
+    """Returns a function of a text and a pattern. It caches `kept` compiled patterns."""
     compiled = lru_cache(kept)(getattr(compiled, "__wrapped__", compiled))
 
     def call(text: object, pattern: str, *others: str) -> Any:
@@ -197,7 +199,8 @@ def _function(compiled: Callable[[str], Callable[..., Any]], kept: int) -> Calla
 
 
 class OwnRows:
-    """The rows of one of the sidecar's own models, as pycasbin evaluates them."""
+    """The rows of one of the sidecar's own models, as pycasbin evaluates them. Rows in shadow mode match but do not
+    decide."""
 
     def __init__(self, model: Model, table: RowTable, ways: Mapping[str, RolePaths]) -> None:
         self._request = model.request

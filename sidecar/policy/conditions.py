@@ -1,12 +1,13 @@
 r"""Evaluates the CEL conditions of rules.
 
-Conditions are CEL, run by Google's C++ runtime through `cel-expr-python`, compiled and type-checked at load time. A
-condition holds only when it returns Boolean true. An error, another value or an exhausted budget gives `error`, which
-an allow row treats as "no match" and a deny row as "match" (CONTRACT 2.1).
+Conditions are CEL. Google's C++ runtime (`cel-expr-python`) compiles and type-checks them when the policy is loaded,
+except plain ones (`plain_parser`, `plain_conditions`): these it compiles only when an input is not plain. A condition
+holds only when it returns Boolean true. An error, another value or an exhausted budget gives `error`, which an allow
+row treats as "no match" and a deny row as "match" (CONTRACT 2.1).
 
 Input from callers is bounded in this order. Only the values that the expression reads are converted. Values nested
 deeper than 64 are not converted (the runtime converts by recursion on the C stack: 10,000 levels end the process), nor
-is text with a NUL (the runtime would see `acme/x` where the upstream gets `acme/x\\0…`). The size of the read values,
+is text with a NUL (the runtime would see `acme/x` where the upstream gets `acme/x\0…`). The size of the read values,
 multiplied by the macros' iterations, must fit the decision's budget. The runtime itself stops after 10,000 iterations,
 and its regular expressions (RE2) are linear.
 """
@@ -53,7 +54,7 @@ Evaluation = tuple[Ran, Mapping[str, Any], float]
 
 _COMPILE_ERROR = re.compile(r"ERROR: <input>:(\d+):(\d+): (.*)")
 _UNDECLARED = re.compile(r"undeclared reference to '([^']*)'")
-# The named standard definitions of cel-spec, and the sidecar's own
+# Names to suggest for a mistyped one: standard definitions of cel-spec, and the sidecar's own
 _FUNCTIONS = (
     *("has_role", "has", "all", "exists", "exists_one", "filter", "map", "size"),
     *("contains", "startsWith", "endsWith", "matches", "timestamp", "duration"),
@@ -77,7 +78,8 @@ def lets_match(outcome: object, denies: int) -> bool:
 
 class ConditionContext(NamedTuple):
     """The inputs of the conditions of one link. `subject` is the position of the link's subject in the chain; `args` is
-    empty for every link but the last; `call` describes the call as a whole and is the same for every link."""
+    empty for a link that lends authority; `question` is that of the call as a whole, for every link; `now_s` is in
+    seconds since the epoch."""
 
     chain: Chain
     subject: int
@@ -87,7 +89,7 @@ class ConditionContext(NamedTuple):
     roles_of: Callable[[Principal], frozenset[str]]
 
     def variable(self, name: str) -> Any:
-        """Returns the value of a variable, computed on first use."""
+        """Returns the value of one of the VARIABLES."""
         match name:
             case "args":
                 return self.args
@@ -111,8 +113,10 @@ class ConditionContext(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """One compiled `when`. `from_caller`: it reads `args` or `call.meta`; `names` are the names that it reads in
-    `args`. `plain` evaluates it without CEL's runtime if possible."""
+    """One compiled `when`. `digest` is the SHA-256 of its text in hex; `paths` and `tree` are the values that it reads;
+    `from_caller`: it reads `args` or `call.meta`; `looped` and `ranged` are the paths that are read inside macros, and
+    iterated over; `per_char` and `per_square` are the units that a character costs, alone and squared; `names` are the
+    names that it reads in `args`. `plain` evaluates it without CEL's runtime if possible."""
 
     text: str
     digest: str
@@ -173,8 +177,8 @@ class _UnfitError(Exception):
 
 
 class Language:
-    """Compiles conditions. One is created per load; compiled conditions outlive it. CEL's library is loaded with the
-    first condition that is not plain."""
+    """Compiles conditions. One is created per load. CEL's library is loaded with the first condition or input that is
+    not plain."""
 
     @cached_property
     def environment(self) -> cel.Env:
@@ -192,7 +196,7 @@ class Language:
         return cel.NewEnv(variables=types, functions=[cel.FunctionDecl("has_role", [has_role])])
 
     def compile(self, text: str) -> Condition:
-        """Compiles a condition. Raises Wrong with the position inside the text."""
+        """Compiles a condition. Raises Wrong, with the position inside the text if there is one."""
         if len(text) > MAX_CONDITION_CHARS:
             raise Wrong("P401", f"a condition has at most {MAX_CONDITION_CHARS} characters")
         serialized = parsed(text)
@@ -326,7 +330,8 @@ def _at(value: Any, path: Path) -> Any:
 
 
 def _size(values: Iterable[Any]) -> tuple[int, int]:
-    """Returns the number of nodes and of characters in some values. Stops above the largest possible budget."""
+    """Returns the number of nodes and of characters in some values. Stops above the largest possible budget. Raises
+    _UnfitError for text with a NUL and for values that are nested too deeply."""
     nodes = chars = 0
     level = [*values]
     for _ in range(MAX_DEPTH):

@@ -2,7 +2,7 @@
 
 For each principal but the last, the engine decides whether it may lend its authority to the next one; for the last one
 it decides the request itself (CONTRACT 1.3). Guardrails are then checked for every principal. The same code decides
-calls and filters lists, so a listed entry is one that can be called (threats I9).
+calls and filters lists, so that an entry which no call could use is not listed (threats I9).
 
 An engine is one revision of the policy. It caches each principal's roles, and for each chain, object and action a
 `Case`. A further decision then only runs the conditions and looks up the result by their outcomes.
@@ -63,8 +63,8 @@ CaseKey = tuple[object, ...]  # mode, object, action, server, and the subjects o
 
 
 class Result(NamedTuple):
-    """The decision of a case without facts, its fields before them, and the condition, outcome and link of each
-    fact."""
+    """The decision of a case without facts, its fields before them, and for each fact the digest of the condition, its
+    outcome and the link."""
 
     decision: Decision
     fields: tuple[Any, ...]
@@ -74,8 +74,9 @@ class Result(NamedTuple):
 class Case:
     """The common part of all requests of one chain for one object and action, from `since_s` until `until_s`: the rows
     of each link, every condition with the position of its subject and whether the link lends, and the results by the
-    conditions' outcomes. No row expires in that time. A condition is None if it is not evaluated: one on content that
-    the caller has not written yet is assumed to hold while listing, and doubted for an assurance."""
+    conditions' outcomes. No row expires in that time (seconds since the epoch). A condition is None if it is not
+    evaluated: one on content that the caller has not written yet is assumed to hold while listing, and doubted for an
+    assurance."""
 
     __slots__ = ("conditions", "links", "results", "since_s", "until_s")
 
@@ -107,7 +108,7 @@ class Case:
 class _CaseCache:
     """A bounded cache of two generations. A case read from the older one moves to the younger one; when that is full,
     the older one is dropped: a flood of new keys costs bounded memory, and cases in use stay cached. A case is cached
-    from its second request on, so that one-time requests use no memory."""
+    from its second request on, so that one-time requests displace none."""
 
     def __init__(self) -> None:
         self.forget()
@@ -287,14 +288,14 @@ class Engine:
 
     def names_with(self, prefix: str, more: Iterable[str] = ()) -> Iterator[list[str]]:
         """Yields the `names` and `more` that begin with `prefix`, in order, each once, and without patterns. They come
-        in portions that take a millisecond, so that other work can run in between."""
+        in portions that take about a millisecond, so that other work can run in between."""
         lists = *self._all_names(), sorted(set(more))
         for block in _merged([(names, *_bounds(names, prefix)) for names in lists]):
             yield [name for name in block if WILDCARD not in name] if WILDCARD in "".join(block) else block
 
     def names_around(self, name: str, prefix: str, most: int) -> set[str]:
-        """Returns the neighbours of a name among the `names` with `prefix`, in sort order: at most so many of each
-        kind."""
+        """Returns the neighbours of a name among the `names` with `prefix`: at most `most` of each sorted list of
+        names."""
         found: set[str] = set()
         for names in self._all_names():
             first, end = _bounds(names, prefix)
@@ -313,13 +314,14 @@ class Engine:
         return self._sorted_names
 
     def objects_of(self, chain: Chain, question: Question) -> Set[str] | None:
-        """The objects in the allow rows of the last principal; None if any name that matches the pattern in the
+        """Returns the objects in the allow rows of the last principal; None if any name that matches the pattern in the
         question's object is possible."""
         last = self._subjects_of(chain)[-1]
         return self._dockets[_last_kind(last, question)].objects_of(last, question.object)
 
     def subjects_of(self, chain: Chain, question: Question, subject: str) -> Set[str] | None:
-        """The same for the first principal: the chain has an example of it, and `subject` is its pattern."""
+        """Returns the subjects in the allow rows of the first link; None if any name that matches the pattern `subject`
+        is possible. The first principal of the chain is an example of such a name."""
         kind, obj, _ = self._first_link(chain, question)
         return self._dockets[kind].subjects_of(obj, subject)
 
@@ -348,13 +350,14 @@ class Engine:
             yield from policy.rules_about(self._askers.asker(principal), link.object, most)
 
     def _first_link(self, chain: Chain, question: Question) -> tuple[PermissionKind, str, str]:
-        """The kind, object and action of the first principal's link."""
+        """Returns the kind, object and action of the first principal's link."""
         first, *others = self._subjects_of(chain)
         if others:
             return _nhi_kind(first), others[0].name, DELEGATE
         return _last_kind(first, question), question.object, question.action
 
     def allowed_patterns(self) -> frozenset[str]:
+        """Returns the patterns among the subjects of allow rows."""
         if self._allowed_patterns is None:
             dockets = self._dockets.values()
             self._allowed_patterns = frozenset(text for docket in dockets for text in docket.allowed_patterns())
@@ -368,7 +371,7 @@ class Engine:
         return self._askers.asker(principal)
 
     def forget(self) -> None:
-        """Clears the caches, to measure the cost of a decision."""
+        """Clears the caches of subjects and cases, to measure the cost of a decision."""
         self._askers.forget()
         self._chains.clear()
         self._cases.forget()
@@ -423,7 +426,7 @@ class Engine:
         outcomes: tuple[LinkOutcome, ...],
         now_s: float,
     ) -> Result:
-        """Decides every link of a case by the outcomes of its conditions, and keeps the result."""
+        """Decides every link of a case by the outcomes of its conditions, and caches the result."""
         last, at = len(subjects) - 1, 0
         answers: list[LinkAnswer] = []
         ran: list[tuple[str, Ran, Link]] = []

@@ -1,6 +1,6 @@
-"""Positions and suggestions for faults in policy files.
+"""Collects the faults of policy files, with positions and hints.
 
-One collector serves a whole load, so that all faults are reported together (CONTRACT 3), with positions and hints.
+One collector serves a whole load, so that all faults are reported together (CONTRACT 3).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ MAX_FAULTS = 200  # a wrong separator makes every row wrong; this many faults sh
 
 @dataclass(frozen=True, slots=True)
 class SourceLine:
-    """One line of a file. `number` counts from 1."""
+    """One line of a file. `number` counts from 1; 0 is the file as a whole."""
 
     file: str
     number: int
@@ -24,7 +24,7 @@ class SourceLine:
 
 @dataclass(slots=True)
 class Faults:
-    """The faults found so far. Warnings never stop a load."""
+    """The faults found so far; beyond MAX_FAULTS they are dropped. Warnings never stop a load."""
 
     errors: list[Fault] = field(default_factory=list)
     warnings: list[Fault] = field(default_factory=list)
@@ -43,7 +43,7 @@ class Faults:
             self.warnings.append(fault)
 
     def whole(self, code: str, message: str, file: str, hint: str = "") -> None:
-        """Reports a fault of a whole file, which is missing, unknown or empty."""
+        """Reports a fault of a whole file or folder, such as a missing one."""
         self.error(code, message, SourceLine(file, 0, ""), hint=hint)
 
 

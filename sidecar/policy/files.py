@@ -1,8 +1,8 @@
 """Finds the files of a policy.
 
 Every file under the policy folder is either known by its name or a fault, so that a mistyped file name is not silently
-ignored. Names that begin with `.` are skipped (Kubernetes' `..data`), links are followed only inside the folder, and
-only regular files are opened.
+ignored. The folder `tests` and names that begin with `.` (Kubernetes' `..data`) are skipped; files that an editor left
+are skipped with a warning. Links are followed only inside the folder, and only regular files are opened.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ _LEFT_BY_EDITORS = ("*~", "*.swp", "*.swo", "*.swx", "*.tmp", "#*#", "4913")
 
 @dataclass(frozen=True, slots=True)
 class PolicyFile:
-    """One file of rows. `stem` is a kind, `roles`, `guardrails` or `policy`; `relative` its path with `/` under the
-    folder."""
+    """One file of rows. `stem` is its name up to the first dot, for CSV a kind, `roles`, `guardrails` or `policy`;
+    `relative` is its path with `/` under the folder."""
 
     path: Path
     relative: str
@@ -116,7 +116,8 @@ def read_text(path: Path, faults: Faults) -> str | None:
 
 
 def _walk(folder: Path, faults: Faults) -> Iterator[Path]:
-    """Yields files under the folder, ordered by name. A folder already visited (through a link upwards) is skipped."""
+    """Yields files under the folder, ordered by name, those of a folder before those of its subfolders. A folder
+    already visited (through a link upwards) is skipped."""
     entered: set[tuple[int, int]] = set()
     todo = [folder]
     while todo:

@@ -83,7 +83,8 @@ def subject(text: str, kind: PermissionKind) -> str:
 
 
 def object_(text: str, kind: PermissionKind) -> str:
-    """Parses `tool:<server>/<tool>` and similar (patterns), `nhi:<name>` (pattern), `set:<name>` (exact) or `*`."""
+    """Parses `tool:<server>/<tool>` and similar (patterns), `nhi:<name>` (pattern), `set:<name>` (exact) or `*`, as far
+    as the kind permits them. Returns the normal form, in which calls are decided."""
     return text if text == "*" else _thing(text, OBJECTS[kind])
 
 
@@ -109,7 +110,7 @@ def role(text: str) -> str:
 
 
 def element(text: str) -> str:
-    """Parses an element of a set: any exact object, or another set."""
+    """Parses an element of a set: any exact object, or another set. Returns the normal form."""
     _check_exact(text)
     return _thing(text, _THINGS)
 
@@ -128,7 +129,8 @@ def action(text: str) -> str:
 
 
 def actions(text: str) -> tuple[str, list[Wrong]]:
-    """Parses a `|` list. Returns it without duplicates and with `use` expanded, and its faults."""
+    """Parses a `|` list. Returns it without duplicates and with `use` expanded, and its faults, which are not
+    raised."""
     words: dict[str, None] = {}
     wrong: list[Wrong] = []
     at = 0
@@ -165,7 +167,8 @@ def expires_at(text: str) -> float | None:
 
 
 def domain(text: str) -> str:
-    """Parses the namespace of an issuer, exactly: patterns here have granted access across tenants (threats K13)."""
+    """Parses the namespace of an issuer, or `-`, exactly: patterns here have granted access across tenants (threats
+    K13)."""
     if text == NONE or _DOMAIN.fullmatch(text):
         return text
     raise Wrong(
@@ -174,7 +177,8 @@ def domain(text: str) -> str:
 
 
 def limit(text: str, effect: str) -> int | None:
-    """Parses a limit in calls per hour; None for `-`. 0 is refused, because it would act as a deny."""
+    """Parses a limit in calls per hour; None for `-`. 0 is refused, because it would act as a deny, and so is any limit
+    of a deny row."""
     if text == NONE:
         return None
     if effect == "deny":
@@ -208,7 +212,7 @@ def named_actions(actions: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def duration_text(seconds: float) -> str:
-    """Returns a duration in the form of rows, such as 15m."""
+    """Returns a duration of whole seconds in the form of rows, such as 15m."""
     word, size = next((word, size) for word, size in reversed(_SECONDS.items()) if seconds % size == 0)
     return f"{seconds / size:g}{word}"
 

@@ -35,8 +35,8 @@ MAX_OPEN = 64  # patterns whose open rows are cached
 BY_ID = attrgetter("id", "file", "line")
 UNDECIDED = 128  # a bit of `LinkRows.some`: pycasbin failed, or finds other rows than the compiled rules
 
-# CONTRACT 1.2, 1.3: the subjects and objects of each kind. Everything else is denied before any row is read (threats
-# K1, K12).
+# CONTRACT 1.2, 1.3: the subjects, apart from `anonymous`, and the objects of each kind. All others match no row
+# (threats K1, K12).
 ASKED: Mapping[PermissionKind, tuple[tuple[str, ...], tuple[str, ...]]] = {
     PermissionKind.USER_TO_NHI: (("user:",), ("nhi:",)),
     PermissionKind.NHI_TO_NHI: (("nhi:",), ("nhi:",)),
@@ -47,7 +47,8 @@ ASKED: Mapping[PermissionKind, tuple[tuple[str, ...], tuple[str, ...]]] = {
 
 class LinkAnswer(NamedTuple):
     """One link's answer. `roles` are the roles through which its rules match the subject; `limited` are the rules whose
-    limit applies; `until` is in seconds since the epoch."""
+    limit applies; `until` is when the first of the rows that allow it expires, in seconds since the epoch; `would_deny`
+    and `would_allow` are the ids of matching rules in shadow mode."""
 
     link: Link
     roles: tuple[str, ...] = ()
@@ -68,8 +69,8 @@ class LinkSides(NamedTuple):
 
 
 class RowsDecision(NamedTuple):
-    """A decision and the rows that led to it, the first MAX_REASONS of them. `failed` is the reason why the evaluation
-    of a row failed; "" if none failed."""
+    """A decision and the rows that led to it, not more than MAX_REASONS (`stock.rules`). `failed` is the reason why the
+    evaluation of a row failed; "" if none failed."""
 
     allowed: bool
     rows: tuple[int, ...] = ()
@@ -108,13 +109,13 @@ class LinkPolicy(Protocol):
     """Decides all requests of one permission kind. Pure; safe to use from several threads.
 
     `engine` names the decider. `find` looks up the rows that may decide a link, `judge` decides it by the outcomes of
-    its conditions. `opened` returns the answer to a session call, and the times at which it may change. `names` and
-    `allowed_patterns` are the principals and objects that the policy names; `sorted_names` has the former in order,
-    possibly among others. `objects_of` are the objects that allow rows of a subject contain, by name or in sets, and
-    `subjects_of` the subjects that allow rows on an object contain, by name or in roles; None if all names are
-    possible, because of a row with a pattern that meets `pattern`. `may_allow_more` reports whether a row with a
-    pattern, or on a role that tokens may grant (`open_roles`), could allow a name that no row contains: one of
-    `subject` and `obj` is the pattern of such names; "" means any object, or any action."""
+    its conditions. `opened` returns the answer to a session call, and the times at which it may change. `names` are the
+    principals and objects that the policy names, and `sorted_names` has them in order, possibly among others;
+    `allowed_patterns` are the patterns of principals that it may allow. `objects_of` are the objects that allow rows of
+    a subject contain, by name or in sets, and `subjects_of` the subjects that allow rows on an object contain, by name
+    or in roles; None if all names are possible, because of a row with a pattern that meets `pattern`. `may_allow_more`
+    reports whether a row with a pattern, or on a role that tokens may grant (`open_roles`), could allow a name that no
+    row contains: one of `subject` and `obj` is the pattern of such names; "" means any object, or any action."""
 
     engine: EngineName
 
@@ -151,8 +152,8 @@ class LinkRows(NamedTuple):
 
 @dataclass(slots=True)
 class EngineDifferences:
-    """The links that compiled rules and pycasbin decide differently, which are denied: their number by kind, and the
-    first of each kind."""
+    """The links that compiled rules and pycasbin decide differently, or that pycasbin alone fails to decide, which are
+    denied: their number by kind, and the first of each kind."""
 
     counts: dict[PermissionKind, int] = field(default_factory=dict)
     first: dict[PermissionKind, Link] = field(default_factory=dict)
@@ -165,9 +166,9 @@ class EngineDifferences:
 class KindPolicy:
     """Decides all requests of one permission kind. Pure; safe to use from several threads.
 
-    pycasbin decides a kind whose matcher is not compiled. With `engine` set, it also decides other kinds, alone or in
-    addition to the compiled rules. It then finds the rows that match and decides by them; expiry, limits and evidence
-    come from these rows as for compiled rules. Its decisions are not cached."""
+    pycasbin decides a kind whose matcher is not compiled. With the engine `casbin` or `both`, it also decides other
+    kinds, alone or in addition to the compiled rules. It then finds the rows that match and decides by them; expiry,
+    limits and evidence come from these rows as for compiled rules. Its decisions are not cached."""
 
     def __init__(
         self,
@@ -340,8 +341,8 @@ class KindPolicy:
     def opened(
         self, answer: LinkAnswer, asker: PolicySubject, server: str, now_s: float
     ) -> tuple[LinkAnswer, Iterable[float]]:
-        """Returns the answer to a session call (CONTRACT 1.4), and the times at which it may change. The answer is
-        unchanged unless a live grant on the server opens it."""
+        """Returns the answer to a session call (CONTRACT 1.4), and the times at which it may change. A live grant on
+        the server opens it; if all grants have expired, the reason is EXPIRED; otherwise the answer is unchanged."""
         link, table = answer.link, self.table
         if link.allowed or link.reason is Reason.DENIED_BY_RULE:
             return answer, ()

@@ -1,10 +1,10 @@
 """Finds the rows that match a request, before expiry and conditions, for matchers that are compiled.
 
-A `Matcher` serves one model and its rows. Its index is three arrays: rows sorted by the texts of the first facet's
-column and then by those of the second's, and the start of the rows of each first text. For a request, the texts that a
-matching row can have are found for both facets, by name, by role or set, and by pattern. The two sets are then joined:
-a short run of rows is scanned; in a long run each text is searched for. A decision's cost therefore depends on its
-matching rows, not on all rows.
+A `Matcher` serves one model and its rows. Its index has three arrays: the rows, sorted by the texts of the first
+facet's column and then by those of the second's; these second texts; and the start of the rows of each first text. For
+a request, the texts that a matching row can have are found for both facets, by name, by role or set, and by pattern.
+The two sets are then joined: a short run of rows is scanned; in a long run each text is searched for. A decision's cost
+therefore depends on its matching rows, not on all rows.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ MAX_SERVERS = 512  # cached
 @dataclass(frozen=True, slots=True)
 class Index:
     """`rows` sorted by the texts of two columns. `seconds` are the text numbers of the second column, in that order;
-    the rows whose first text is number `t` are those from `begins[t]` to `begins[t + 1]`. `wild` are the texts with a
-    wildcard in each of the two columns."""
+    the rows whose first text is number `t` are those from `begins[t]` up to `begins[t + 1]`. `wild` are the numbers of
+    the texts with a wildcard in each of the two columns."""
 
     rows: array[int]
     seconds: array[int]
@@ -91,14 +91,15 @@ class Matcher:
         return found
 
     def of_subject(self, asked: RowTest) -> Iterator[int]:
-        """Yields the rows whose subject is this caller, if the first facet compares it."""
+        """Yields the rows whose column of the first facet fits; in the shipped models, that of the subject."""
         if self._first is not None:
             begins, rows = self._index.begins, self._index.rows
             for text in self._first.texts(asked):
                 yield from rows[begins[text] : begins[text + 1]]
 
     def of_object(self, asked: RowTest) -> Iterator[int]:
-        """Yields the rows whose object is this one, if the second facet compares it. Reads the whole column."""
+        """Yields the rows whose object fits the second facet, which compares it in the shipped models. Reads the whole
+        column."""
         if self._second is not None:
             yield from rows_with(self._table.obj, self._second.texts(asked))
 
@@ -198,7 +199,7 @@ class Matcher:
 
 
 class _Side:
-    """One facet over its column: maps a request to the numbers of the texts that a matching row has there."""
+    """One facet over its column: maps a request to the numbers of the texts that a matching row can have there."""
 
     def __init__(self, facet: Facet, table: RowTable, wild: array[int], ways: Mapping[str, RolePaths]) -> None:
         self.facet = facet
@@ -227,7 +228,8 @@ class _Side:
         return found
 
     def meeting(self, server: str, prefixes: Iterable[str]) -> Iterator[int]:
-        """Yields the texts that match the server as a whole or, as a pattern or a set, something on it."""
+        """Yields the numbers of the texts that match the server as a whole or, as a pattern or a set, something on
+        it."""
         whole = f"nhi:{server}"
         yield from self._patterns.matches(whole)
         for prefix in prefixes:

@@ -1,8 +1,9 @@
 """Reads Casbin models and checks that they are safe to evaluate.
 
-A model is a `.conf` in Casbin's own form over fixed names (CONTRACT 2.1). Features that Casbin accepts silently but
-that can allow too much are refused: effects that allow by default, `eval`, `regexMatch` and the `keyMatch` family,
-literals that Casbin rewrites, and missing names (threats K1-K4, K8, K9, libraries 1.1).
+A model of the sidecar is a `.conf` in Casbin's own form over fixed names (CONTRACT 2.1); models of other forms are read
+by `policy.stock`. Features that Casbin accepts silently but that can allow too much are refused: effects that allow by
+default, `eval`, `regexMatch` and the `keyMatch` family, literals that Casbin rewrites, and missing names (threats
+K1-K4, K8, K9, libraries 1.1).
 
 A matcher must be a conjunction that contains `live(p.expires_at, r.ctx)` and `holds(p.when, p.eft, r.ctx)`: so an
 expired row or a row with a failed condition never matches, whatever the rest of the matcher is.
@@ -46,8 +47,8 @@ _HEADING = re.compile(r"\[([^\]]*)\]")
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """One checked model. `groups` are its role definitions; `matcher` is the text as written; `asks` is its tree
-    without `live` and `holds`, which a matching row must satisfy."""
+    """One checked model. `groups` are its role definitions; `matcher` is the text as written; `asks` are the parts of
+    its conjunction other than `live` and `holds`."""
 
     kind: PermissionKind
     request: tuple[str, ...]
@@ -93,6 +94,7 @@ class ModelEntry:
 
 
 def parse_model(kind: PermissionKind, file: str, text: str, faults: Faults) -> Model | None:
+    """Returns the sidecar's model in a text; None after faults."""
     return own_model(kind, file, model_entries(file, text, faults), faults)
 
 
@@ -134,8 +136,7 @@ def own_model(kind: PermissionKind, file: str, entries: Mapping[str, ModelEntry]
 
 
 def model_entries(file: str, text: str, faults: Faults) -> dict[str, ModelEntry]:
-    r"""Returns the `key = value` entries by key. A `\\` at the end of a line continues it, as in Casbin's own
-    reader."""
+    r"""Returns the `key = value` entries by key. A `\` at the end of a line continues it, as in Casbin's own reader."""
     entries: dict[str, ModelEntry] = {}
     section, pending = "", ""
     start: SourceLine | None = None
@@ -176,7 +177,7 @@ def _keep_entry(section: str, content: str, line: SourceLine, entries: dict[str,
 
 
 def _names(entries: Mapping[str, ModelEntry], key: str, needed: tuple[str, ...], message: str) -> tuple[str, ...]:
-    """Returns the names of a definition in order; `dom` may be among them."""
+    """Returns the names of a definition in order; `dom` may be among them. After a fault, returns the needed ones."""
     if key not in entries:
         return needed
     names = entries[key].parts

@@ -56,6 +56,7 @@ class PatternIndex:
         return bool(self._by_head)
 
     def matches(self, text: str) -> list[int]:
+        """Returns the numbers of the patterns that match the text."""
         found: list[int] = []
         size = len(text)
         for length in self._lengths:
@@ -75,7 +76,8 @@ class PatternIndex:
         return found
 
     def meeting(self, prefix: str) -> list[int]:
-        """Returns the patterns that match some text with this prefix, except those that begin with the prefix."""
+        """Returns the numbers of the patterns that match some text with this prefix, except those that begin with the
+        prefix."""
         heads = (self._by_head.get(prefix[:length]) for length in self._lengths if length < len(prefix))
         return [
             number

@@ -1,9 +1,9 @@
 """Matches names against wildcard patterns.
 
 Implements the functions that Casbin models call, `who`, `glob` and `globs` (`live` and `holds` depend on the request,
-see link_decision.py), and two relations between patterns. `*` is the only wildcard: it matches any run of characters,
-including `/` and line breaks; matching is anchored and case-sensitive. There are no regular expressions, so no pattern
-is slow: each piece between wildcards is searched for once, from left to right.
+see link_decision.py), and relations between patterns. `*` is the only wildcard: it matches any run of characters,
+including `/` and line breaks; matching is anchored and case-sensitive. Names are matched without regular expressions,
+so no pattern is slow: each piece between wildcards is searched for once, from left to right.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def inside(name: str, patterns: Iterable[str]) -> bool:
 
 
 def file_matches(path: str, pattern: str) -> bool:
-    """Whether a glob over paths matches: `**` crosses folders, `*` does not."""
+    """Whether a glob over paths, which the settings contain, matches: `**` crosses folders, `*` does not."""
     parts = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*"}
     pieces = re.split(r"(\*\*/|\*\*|\*)", pattern)
     return re.fullmatch("".join(parts.get(piece, re.escape(piece)) for piece in pieces), path, re.DOTALL) is not None

@@ -153,7 +153,7 @@ class PlainCondition(NamedTuple):
 
 
 def _units_inside(whole: list[Any] | dict[str, Any]) -> float | None:
-    """Returns the units of the content of a list or map; None if it is not plain or too large."""
+    """Returns the units of the content of a list or map; None if it is not plain, too large or too deep."""
     units, count = 0.0, 0
     level: list[Any] = [whole]
     for _ in range(MAX_LEVELS):

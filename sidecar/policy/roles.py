@@ -35,7 +35,7 @@ class RoleLinks:
         return cls({member: tuple(sorted(found)) for member, found in sorted(parents.items())})
 
     def closure(self, start: Iterable[str]) -> frozenset[str]:
-        """Returns every direct and indirect container of `start`, without `start` itself."""
+        """Returns every direct and indirect container of the names in `start`."""
         todo = [container for name in start for container in self.parents.get(name, ())]
         if not todo:
             return _NOTHING
@@ -48,10 +48,8 @@ class RoleLinks:
         return frozenset(seen)
 
     def way(self, start: Iterable[str], goal: str) -> tuple[str, ...]:
-        """Returns the containers on a shortest path from one of `start` to `goal`, ending with `goal`; () if there is
-        none.
-
-        A name in `start` that is the goal itself counts as one step: a token may grant the role directly."""
+        """Returns the containers on a shortest path from one of `start`, which may be a container itself, to `goal`; ()
+        if there is none. A name in `start` that is the goal is a path: a token may grant the role directly."""
         came_from: dict[str, str] = {}
         queue = deque(sorted(start))
         seen = set(queue)
@@ -76,6 +74,7 @@ class RoleLinks:
         return frozenset(name for name, above in self.parents.items() if not {container, *inner}.isdisjoint(above))
 
     def contents(self) -> Mapping[str, frozenset[str]]:
+        """Returns the direct and indirect members of each container, including other containers."""
         contents: dict[str, set[str]] = {}
         for name in self.parents:
             for container in self.closure((name,)):
@@ -94,7 +93,8 @@ class RoleLinks:
         return ()
 
     def chains(self) -> Mapping[str, int]:
-        """Returns the length of the longest chain of containers from each name, itself included; links are acyclic."""
+        """Returns the number of containers on the longest chain from each name; a container counts itself. Links are
+        acyclic."""
         chains = {container: 1 for above in self.parents.values() for container in above}
         for name in self._order().static_order():
             chains[name] = 1 + max((chains[parent] for parent in self.parents.get(name, ())), default=0)
@@ -102,7 +102,7 @@ class RoleLinks:
         return chains | {name: max(chains[parent] for parent in self.parents[name]) for name in members}
 
     def _order(self) -> TopologicalSorter[str]:
-        """The order of the containers, outer ones first. Only containers can be in a cycle."""
+        """Returns a sorter of the containers, outer ones first. Only containers can be in a cycle."""
         return TopologicalSorter({name: above for name, above in self.parents.items() if _is_container(name)})
 
 
@@ -123,6 +123,7 @@ class RolePaths:
         return self._links.get(domain if self._by_domain else "", _NO_LINKS)
 
     def containers(self, name: str, domain: str) -> frozenset[str]:
+        """Returns every direct and indirect container of a name in a domain."""
         where = domain if self._by_domain else ""
         links = self._links.get(where)
         parents = links.parents.get(name) if links is not None else None
@@ -132,6 +133,7 @@ class RolePaths:
         return above[parents[0]] if len(parents) == 1 else _NOTHING.union(*[above[parent] for parent in parents])
 
     def holds(self, name: str, container: str, domain: str) -> bool:
+        """Whether a name is in a container, or is the container, like the function in matchers."""
         return name == container or container in self.containers(name, domain)
 
     def members(self, container: str) -> Set[str]:
@@ -157,7 +159,7 @@ class RolePaths:
 
 
 def _above(links: RoleLinks) -> Mapping[str, frozenset[str]]:
-    """Returns, for every container, the container and all its containers. There are few."""
+    """Returns, for every container, the container and all its containers. Containers are few."""
     containers = {container for found in links.parents.values() for container in found}
     return {container: links.closure((container,)) | {container} for container in containers}
 
@@ -191,6 +193,8 @@ class PolicySubject:
 
 
 class PolicySubjects:
+    """The principals of one policy, resolved and cached."""
+
     def __init__(self, ways: RolePaths) -> None:
         self._ways = ways
         self._known = lru_cache(MAX_SUBJECTS)(partial(_subject, ways))
@@ -203,6 +207,7 @@ class PolicySubjects:
         return self.asker(principal).roles
 
     def behind(self, asker: PolicySubject, subjects: Iterable[str]) -> tuple[str, ...]:
+        """Returns the roles through which a principal has those of `subjects` that are its roles, these included."""
         found: dict[str, None] = {}
         for subject in subjects:
             if subject in asker.roles:

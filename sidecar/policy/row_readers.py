@@ -155,7 +155,8 @@ class RuleReader(_Reader):
     def _effect(self, text: str, row: CsvRow | None = None) -> str:
         effect = grammar.effect(text)
         if effect == "allow" and self._model.kind is PermissionKind.GUARDRAIL:
-            home = row and belongs(row, row.fields[0].text, row.fields[1].text)  # its columns cannot be determined
+            # The row is one of another kind, whose columns are unknown here: usually the first two are the names.
+            home = row and belongs(row, row.fields[0].text, row.fields[1].text)
             raise Wrong("P105", "a guardrail only denies", home or "write deny")
         if effect == "deny" and self._model.effect == ALLOW_OVERRIDE:
             raise Wrong("P115", "the model has no deny rows", "with this effect a deny row would do nothing")
@@ -335,8 +336,8 @@ class LinkReader(_Reader):
 
 
 class _KnownValues(dict[str, int]):
-    """Maps texts to their numbers, each computed once. Texts that are not accepted, which may be many, are not
-    stored."""
+    """Maps texts to their numbers, each computed once; NOT_TAKEN for a text that is not accepted. Such texts, which may
+    be many, are not stored."""
 
     def __init__(self, read: Callable[[str], int]) -> None:
         super().__init__()
@@ -358,7 +359,8 @@ def _good(check: Callable[[str], str]) -> Callable[[str], int]:
 
 
 def _plain_text(raw: str) -> str:
-    """Returns a field without quotes and invisible characters. Raises Wrong for a field that needs the full parser."""
+    """Returns the trimmed text of a field. Raises Wrong for a field that needs the full parser: with quotes or
+    invisible or non-ASCII characters."""
     text = raw.strip(BLANKS)
     if '"' in text or not text.isascii() or not text.isprintable():
         raise Wrong("P110", "not plain")
@@ -383,7 +385,7 @@ def belongs(row: CsvRow, subject: str, obj: str) -> str:
 
 
 def server_of(obj: str) -> str:
-    """Returns the server that an object names exactly, or ""."""
+    """Returns the server of a tool, prompt or resource that an object names exactly; "" if it names none."""
     word, _, rest = obj.partition(":")
     server = rest.partition("/")[0]
     return server if word in ("tool", "prompt", "resource") and "*" not in server else ""

@@ -71,7 +71,7 @@ def decoded(raw: bytes, file: str, faults: Faults) -> str | None:
 
 
 def parse_rows(file: str, text: str, faults: Faults, plain: Plain | None = None) -> Iterator[CsvRow]:
-    """Yields every well-formed row, in order; every other line except blanks and comments is a fault.
+    """Yields every well-formed row, in order; every other line except blank lines and comments is a fault.
 
     `plain` receives each line without a `#:` line above it. A line that it accepts is not parsed further."""
     notes: tuple[SourceLine, dict[str, CsvField]] | None = None
@@ -103,8 +103,8 @@ def _stray_notes(line: SourceLine, faults: Faults) -> None:
 
 
 def hidden_character(line: SourceLine, faults: Faults, value: str | None = None, column: int = 1) -> bool:
-    """Whether a line, or a value in it that begins at `column`, holds a control, format or unassigned character, which
-    a reviewer cannot see; reports a fault if so."""
+    """Whether a line, or a value in it that begins at `column`, holds a character that a reviewer cannot see: a
+    control, format or unassigned character, or a separator other than blank and tab. Reports a fault if so."""
     text = line.text if value is None else value
     if text.isascii() and text.isprintable():
         return False

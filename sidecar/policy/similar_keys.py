@@ -44,6 +44,7 @@ NOTHING: Final = Read()
 
 
 def read_of(paths: Iterable[Path], anywhere: Iterable[str]) -> Read:
+    """Returns the names that rules read at these paths, and those that they read at any place."""
     tree: dict[str, Any] = {}
     for path in paths:
         branch = tree
@@ -54,8 +55,9 @@ def read_of(paths: Iterable[Path], anywhere: Iterable[str]) -> Read:
 
 @dataclass(slots=True, eq=False)
 class Keys:
-    """The properties of one place in a schema, and the places below it. `distinct`: no two properties are similar.
-    `covered` are the names that rules read last and that are all properties of this place."""
+    """The properties of one place in a schema, and the places below it: of each property, of other keys, and of items.
+    `similar` are the properties in folded form; `distinct`: no two are similar. `covered` are the reads that `covers`
+    accepted last."""
 
     names: frozenset[str] = frozenset()
     similar: frozenset[str] = frozenset()
@@ -66,8 +68,8 @@ class Keys:
     covered: Sequence[Read] | None = None
 
     def covers(self, reads: Sequence[Read]) -> bool:
-        """Whether the properties are distinct, and rules read no other names here. The names of a decision never
-        change."""
+        """Whether the properties are distinct, and rules read no other names here. Accepted reads are stored if they
+        are a tuple, which never changes."""
         covers = self.distinct and all(tree.keys() | anywhere <= self.names for tree, anywhere in reads)
         self.covered = reads if covers and isinstance(reads, tuple) else None
         return covers
@@ -116,8 +118,8 @@ class _KeyPlaces:
 
 
 def keys_of(root: Schema, led: Led) -> Keys | None:
-    """Returns the properties of a schema, place by place; None for a schema without properties. `led` maps a schema's
-    identity to the targets of its references."""
+    """Returns the properties of a schema, place by place; None for a schema that describes neither keys nor items.
+    `led` maps a schema's identity (`id`) to the targets of its references."""
     return _KeyPlaces(led).of(root)
 
 
@@ -125,7 +127,7 @@ def similar_key(
     arguments: Any, keys: Keys | None = None, reads: Sequence[Read] = (), *, siblings: bool = True
 ) -> str | None:
     """Returns a JSON Pointer to a key that a reader could mistake for another one; None if there is none. Without
-    `siblings`, the keys of one object are not compared with each other."""
+    `siblings`, the keys of one object are not compared with each other; without `reads` too, nothing is compared."""
     if not siblings and not reads:
         return None
     # The common case: all keys are names of the schema, and there are no keys below them.

@@ -1,7 +1,7 @@
 """Finds the inputs that a CEL expression reads.
 
-CEL's compiler returns its checked syntax tree as `cel.expr.CheckedExpr` in protobuf's wire form. Only six facts are
-needed, so the tree is walked in that form: field numbers are those of google/cel-spec `syntax.proto` and
+CEL's compiler returns its checked syntax tree as `cel.expr.CheckedExpr` in protobuf's wire form. Only the facts in
+`Syntax` are needed, so the tree is walked in that form: field numbers are those of google/cel-spec `syntax.proto` and
 `checked.proto`, a published, stable format. (The parser of `protobuf` refuses trees that are nested 50 deep, as nested
 macros are.)
 
@@ -29,7 +29,7 @@ _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 class ReadPath:
     """One read of a variable. `offset` is its position in the text, in characters; `looped` is true inside a macro's
     body, `ranged` if a macro iterates over it; `test` is `has`, or the name of a function whose other arguments are
-    constants."""
+    constants, otherwise ""."""
 
     path: Path
     offset: int
@@ -40,7 +40,7 @@ class ReadPath:
 
 @dataclass(frozen=True, slots=True)
 class CalledFunction:
-    """One call of a function or method. `first_argument` is the path that its receiver or first argument reads;
+    """One call of a function or method. `first_argument` are the paths that its receiver or first argument reads;
     `dynamic` is true if any argument after that is not a constant."""
 
     function: str
@@ -65,7 +65,8 @@ class Syntax:
     range_nodes: int = 0
 
     def tests(self, path: Path) -> set[str]:
-        """Returns the functions that set a path against constants; with "" if anything else reads the path."""
+        """Returns the functions that compare a path with constants, and `has`; with "" if anything else reads the path
+        or a part of it."""
         reads = [read for read in self.reads if read.path[: len(path)] == path]
         return {read.test if read.path == path else "" for read in reads}
 

@@ -1,7 +1,7 @@
 """Reads roles and sets from policy YAML.
 
-Both sections have two forms: a mapping of containers to their members, and a list, which can also hold owners, reasons,
-domains, and the capabilities of the original data models.
+Both sections have two forms: a mapping of containers to their members, and a list, which can also hold owners, reasons
+and, for roles, domains and the capabilities of the original data models.
 """
 
 from __future__ import annotations
@@ -77,8 +77,9 @@ class YamlLinkReader:
     def capabilities(
         self, role: CsvField, node: YamlNode | None, notes: Mapping[str, CsvField], entry: YamlNode
     ) -> Iterator[Found]:
-        """Returns the objects that the file maps a capability to. By default, a capability `github.commits.list` in the
-        form of the original data models is `use` on tool:github/commits.list: the text is split at the first dot."""
+        """Yields the rows that grant the capabilities of a role: `use` on the objects that the file maps each one to.
+        By default, a capability `github.commits.list` in the form of the original data models stands for
+        tool:github/commits.list: the text is split at the first dot."""
         kind = PermissionKind.AGENT_TO_TOOL
         dash = self.values.implied(NONE, entry.span)
         use, allow, granted = same_place(dash, USE), same_place(dash, "allow"), set[str]()

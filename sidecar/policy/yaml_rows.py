@@ -90,7 +90,7 @@ def _mended(fault: Fault) -> Fault:
 
 
 class _Rule(NamedTuple):
-    """A rule that was read: the common part of its rows, and the subjects and objects in which they differ."""
+    """A rule that was read: the columns that its rows share, all but subject and object, and the notes of the first."""
 
     kind: PermissionKind
     line: SourceLine

@@ -4,9 +4,9 @@
     NhiUserPermission  user_id, nhi_id                                            user_to_nhi
     NhiToolPermission  agent_id, tool_id                                          agent_to_tool
 
-Its keys are aliases of a rule's keys, and determine the kind. A bare UUID gets the kind that the permission has in that
-place. The `a2a.agent_id` of an agent stands for that agent's name in calls. Tools have no UUID here, so `tool_id` names
-a tool like in rules.
+Their keys are aliases of a rule's keys, and determine the kind. A bare UUID gets the kind that the permission has in
+that place; one that is the `a2a.agent_id` of an agent is replaced by that agent's name. Tools have no UUID here, so
+`tool_id` names a tool as in rules.
 """
 
 from __future__ import annotations
@@ -82,7 +82,8 @@ def permission_from(values: Values, node: YamlNode) -> Permission | None:
 
 
 def with_kind(values: Values, found: Sequence[YamlField] | None, prefix: str | None) -> list[YamlField] | None:
-    """Returns the ids, with a bare UUID prefixed by its kind; None after a fault, or for None."""
+    """Returns the ids, with each bare UUID prefixed by its kind or replaced by the agent's name; None after a fault, or
+    for None."""
     if found is None or prefix is None:
         return None if found is None else [*found]
     named: list[YamlField] = []

@@ -1,8 +1,9 @@
 """Reads typed values from policy YAML.
 
-Each reader returns the value with its place, or None after a fault, so that all faults of a file are reported together.
-A scalar may be quoted, escaped, folded over several lines, or be one of a list that becomes one field. `ScalarOffsets`
-records where its runs of characters begin, so that a fault inside a condition points at the exact character.
+Each reader returns the value with its place, or nothing after a fault, so that all faults of a file are reported
+together. A scalar may be quoted, escaped, folded over several lines, or be one of a list that becomes one field.
+`ScalarOffsets` records where its runs of characters begin, so that a fault inside a condition points at the exact
+character.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ class Values:
     def mapping(
         self, node: YamlNode, what: str, known: Sequence[str], needed: Sequence[str]
     ) -> dict[str, YamlNode] | None:
-        """Returns the entries of a mapping, whatever faults its values have."""
+        """Returns the entries of a mapping, also after faults in its keys; None if it is not a mapping."""
         if not isinstance(node.value, dict):
             self.fault("P501", f"{what} is a mapping of keys to values", node.span, "known are " + ", ".join(known))
             return None
@@ -87,6 +88,7 @@ class Values:
         return node.value
 
     def entries(self, node: YamlNode, what: str, wanted: str = "a list") -> list[YamlNode]:
+        """Returns the elements of a list that is not empty; [] after a fault."""
         if isinstance(node.value, list) and node.value:
             return node.value
         empty = node.value is None or node.value in ([], {})

@@ -221,7 +221,7 @@ _NAMES: Mapping[type[ast.AST], str] = {
     ast.ListComp: "a loop", ast.GeneratorExp: "a loop", ast.DictComp: "a loop", ast.SetComp: "a loop",
     ast.keyword: "a named argument",
 }  # fmt: skip
-# Methods of texts that are compiled, with their maximum number of arguments and the kind of their value.
+# Methods of texts that are compiled, with their possible numbers of arguments and the kind of their value.
 _METHODS: Mapping[str, tuple[range, Kind]] = {
     "startswith": (range(1, 2), Kind.BOOL), "endswith": (range(1, 2), Kind.BOOL), "lower": (range(1), Kind.TEXT),
     "upper": (range(1), Kind.TEXT), "casefold": (range(1), Kind.TEXT), "strip": (range(2), Kind.TEXT),

@@ -173,8 +173,10 @@ class StockPolicy:
     def opened(
         self, answer: LinkAnswer, asker: PolicySubject, server: str, now_s: float
     ) -> tuple[LinkAnswer, Iterable[float]]:
-        """Returns the answer to a session call, and the times at which it may change. The answer is unchanged unless a
-        row that may concern the caller allows something, and the policy has names for objects on the server."""
+        """Returns the answer to a session call, and the times at which it may change. If the policy has names for
+        objects on the server, a live row that may concern the caller and allows something opens it, and so does a model
+        that allows by default; if all such rows have expired, the reason is EXPIRED. Otherwise the answer is
+        unchanged."""
         link, table = answer.link, self.table
         texts = self.reader.caller(asker)
         if link.allowed or link.reason is Reason.DENIED_BY_RULE or texts is None or not self.reader.names_on(server):
@@ -251,7 +253,7 @@ class StockPolicy:
 
 
 def concluded(effect: Effect, matching: Iterable[tuple[int, str]], failed: str) -> RowsDecision:
-    """Applies an effect to the matching rows, given by their effects' names, and to a failure after them."""
+    """Applies an effect to the matching rows, given with the texts of their effects, and to a failure after them."""
     allows: list[int] = []
     for row, word in matching:
         if word == "deny" and effect is not Effect.ALLOW_OVERRIDE:

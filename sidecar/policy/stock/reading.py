@@ -2,8 +2,9 @@
 
 Rows are read like in pycasbin's file adapter: fields are separated by commas outside of brackets and parentheses and
 trimmed, nothing is quoted, `#` begins a comment line. Content that pycasbin drops silently, or that makes it raise at
-every request, is a fault here: rows of a type that the model does not define, rows with too few or too many fields,
-effects that are neither allow nor deny, and patterns and rules that do not compile.
+every request, is a fault here: rows of a type that the model does not define, rules with too few or too many fields,
+links with too few (the fields beyond the definition are a warning), effects that are neither allow nor deny, and
+patterns and rules that do not compile.
 """
 
 from __future__ import annotations
@@ -354,7 +355,7 @@ def stock_model(
 
 
 def path_of(name: str, settings: CasbinSettings) -> str | None:
-    """Returns the path of a request field that is not text; None if there is none."""
+    """Returns the path by which a request field that is not text is read; None if there is none."""
     given = settings.request.get(name)
     side, underscore, attribute = name.partition("_")
     if given is None and underscore and side in _SIDES:

@@ -114,7 +114,8 @@ class Rules:
 
     def opening(self, request: Sequence[Any]) -> tuple[int, ...]:
         """Returns some rows with the effect allow that can concern the subject of a request, whatever its object and
-        action. Returns at least one if one exists among the first MAX_OPENING_TRIED of its rows."""
+        action. Returns at least one if one exists among the first MAX_OPENING_TRIED of its rows; none if the evaluation
+        of its roles fails."""
         found: set[int] = set()
         try:
             for at in islice(self._of_subject(request), MAX_OPENING_TRIED):

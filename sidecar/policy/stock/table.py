@@ -25,12 +25,13 @@ class StockTable(RuleRows):
         self._places = {name: columns.index(name) for name in (EXPIRES_AT, LIMIT, WHEN, EFFECT) if name in columns}
 
     def text(self, name: str, row: int) -> str:
-        """Returns the text of a row in one of the sidecar's columns. The default is `-`, for the effect `allow`."""
+        """Returns the text of a row in one of the sidecar's columns. Without that column it is `-`, or `allow` for the
+        effect."""
         place = self._places.get(name)
         return (NONE if name != EFFECT else "allow") if place is None else self.source.rows[row][place]
 
     def end_of(self, row: int) -> float | None:
-        """Returns when a row expires, in seconds since the epoch."""
+        """Returns when a row expires, in seconds since the epoch; None for never."""
         return expires_at(self.text(EXPIRES_AT, row))
 
     def id_of(self, row: int) -> str:
