@@ -171,6 +171,7 @@ class _Call:
             self.pipe.end(refusal)
         else:
             self.head.set_exception(refusal)
+            self.head.exception()  # its caller may still be sending, and fail by that: asyncio would log this one
 
 
 class DuplexTransport:

@@ -1,6 +1,7 @@
 """Does everything that comes over one line reach whom it is meant for, and nobody else?"""
 
 import asyncio
+import gc
 import json
 from collections.abc import AsyncIterator
 from typing import Any
@@ -191,6 +192,29 @@ async def test_when_the_line_breaks_everybody_hears_so_at_once(far: Far) -> None
     assert far.lost == [far.channel]
     with pytest.raises(Refusal):
         await far.channel.exchange(post(call(), far.session))
+
+
+async def test_a_line_that_breaks_while_a_call_is_sent_leaves_no_failure_without_a_reader(far: Far) -> None:
+    unread: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: unread.append(context))
+    full = asyncio.Event()
+
+    async def send(message: bytes, caller: object = None) -> None:
+        await full.wait()
+        raise Refusal(Reason.UPSTREAM_FAILED, "its program has closed its input")
+
+    far.line.send = send
+    asked = far.ask(call())
+    await asyncio.sleep(0)
+    far.line.breaks()
+    while far.channel.failure is None:
+        await asyncio.sleep(0)
+    full.set()
+    assert "closed its input" in str(await asyncio.gather(asked, return_exceptions=True))
+    del asked
+    await asyncio.sleep(0)
+    gc.collect()
+    assert not unread
 
 
 async def test_noise_is_counted_and_too_much_of_it_ends_the_line(far: Far) -> None:
