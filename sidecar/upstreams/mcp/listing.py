@@ -200,6 +200,7 @@ class OwnConversation:
                             pass  # the answer does not matter
 
     async def close(self) -> None:
+        """Ends the conversation, and its session at the upstream."""
         session_id, version = self._session_id, self.version
         self.version, self._session_id = "", None
         if session_id is not None:
@@ -213,7 +214,7 @@ class OwnConversation:
         try:
             result = await self._discover(within_s) or await self._initialize(within_s)
         except BaseException:
-            self.version, self._session_id = "", None
+            await self.close()
             raise
         self._left_bytes = MAX_LIST_BYTES
         self.capabilities = _dict(result.get("capabilities"))

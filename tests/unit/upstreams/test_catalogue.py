@@ -7,12 +7,14 @@ from collections.abc import Callable
 import pytest
 
 from sidecar.errors import Reason, Refusal
+from sidecar.protocols.jsonrpc import Request, Response
 from sidecar.upstreams.mcp.catalogue import Spellings, ToolCatalogue
-from sidecar.upstreams.mcp.listing import MAX_PAGES, MAX_TOOLS
+from sidecar.upstreams.mcp.listing import MAX_PAGES, MAX_TOOLS, OwnConversation
 from sidecar.upstreams.mcp.pins import digest_of
+from sidecar.upstreams.mcp.transport import SESSION_ID, BuiltUpstream, McpTransport, Outbound
 from tests.tables import tables
 from tests.unit.http.client.hostile import response
-from tests.unit.upstreams.lines import refuses
+from tests.unit.upstreams.lines import INITIALIZED, refuses
 from tests.unit.upstreams.peer import ANY, SESSION, STATELESS, Peer, learning, tool
 
 both_eras = pytest.mark.parametrize("era", [STATELESS, SESSION])
@@ -340,3 +342,30 @@ def test_a_listed_normal_form_is_used_in_whatever_order_the_list_is(listed: tupl
     spellings = Spellings()
     spellings.learn_all(listed)
     assert spellings.spelled("docs://a/x") == "docs://a/x"
+
+
+class HalfOpen(McpTransport):
+    """A server whose session begins, but which refuses the rest of the handshake."""
+
+    def __init__(self) -> None:
+        super().__init__("x", 5.0, 2**20)
+        self.ended: list[str] = []
+
+    async def exchange(self, outbound: Outbound) -> BuiltUpstream:
+        if not isinstance(outbound.message, Request):
+            return BuiltUpstream(500)
+        if outbound.message.method != "initialize":
+            return BuiltUpstream(404)
+        return BuiltUpstream.of_response(Response(outbound.message.id, INITIALIZED), headers={SESSION_ID: "begun"})
+
+    async def end_session(self, session_id: str, version: str, deadline_s: float) -> None:
+        self.ended.append(session_id)
+
+    async def close(self) -> None: ...
+
+
+async def test_a_session_whose_handshake_fails_is_ended() -> None:
+    upstream = HalfOpen()
+    with refuses(Reason.UPSTREAM_FAILED):
+        await OwnConversation(upstream).probe(1.0)
+    assert upstream.ended == ["begun"]
