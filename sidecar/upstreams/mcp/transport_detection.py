@@ -75,16 +75,16 @@ class DetectingUpstream(HttpUpstream):
             return answer
         with answer:
             refusal = await answer.read(MAX_ERROR_BYTES) if answer.media_type == JSON else b""
-        left_s = until_s - asyncio.get_running_loop().time()
-        if not _says_json_rpc(refusal) and await self._finds_a_stream(outbound.caller, left_s):
+        if not _says_json_rpc(refusal) and await self._finds_a_stream(outbound.caller, until_s):
+            left_s = until_s - asyncio.get_running_loop().time()
             return await self.over_sse(outbound._replace(deadline_s=left_s))
         return answer.with_body(refusal)
 
-    async def _finds_a_stream(self, caller: Caller | None, within_s: float) -> bool:
+    async def _finds_a_stream(self, caller: Caller | None, until_s: float) -> bool:
         """Whether the GET finds an endpoint; concurrent callers wait for the same detection."""
-        until = asyncio.get_running_loop().time() + min(within_s, PROBE_S)
+        latest_s = asyncio.get_running_loop().time() + PROBE_S
         try:
-            async with asyncio.timeout_at(until), self._probing:
+            async with asyncio.timeout_at(min(until_s, latest_s)), self._probing:
                 if not self.is_legacy and self._clock() >= self._next_probe_s:
                     self._next_probe_s = self._clock() + PROBE_EVERY_S
                     self.is_legacy = await self._legacy.is_there(caller, PROBE_S)

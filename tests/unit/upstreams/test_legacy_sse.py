@@ -13,7 +13,7 @@ from sidecar.upstreams.credentials.source import UpstreamCredentialValue
 from sidecar.upstreams.http_address import HttpAddress
 from sidecar.upstreams.mcp import transport_detection
 from sidecar.upstreams.mcp.legacy_sse import SseUpstream
-from sidecar.upstreams.mcp.transport import SESSION_ID, Outbound, UpstreamAnswer
+from sidecar.upstreams.mcp.transport import SESSION_ID, BuiltUpstream, Outbound, UpstreamAnswer
 from sidecar.upstreams.mcp.transport_detection import DetectingUpstream
 from tests.flow.misbehaviours import STREAM, telling
 from tests.tables import tables
@@ -272,3 +272,23 @@ async def test_a_server_that_was_replaced_is_looked_at_again() -> None:
         assert "result" in await said(await upstream.exchange(post(initialize(), version="")))
         with await upstream.exchange(post(call(), session, who="a")) as answer:
             assert answer.status == 200  # the new one's word, whatever it makes of the old one's session
+
+
+async def test_what_detection_takes_is_taken_from_the_calls_own_time() -> None:
+    left_s: list[float] = []
+
+    class Legacy:
+        async def is_there(self, caller: object, within_s: float) -> bool:
+            await asyncio.sleep(0.05)
+            return True
+
+        async def exchange(self, outbound: Outbound) -> BuiltUpstream:
+            left_s.append(until_s - asyncio.get_running_loop().time() - outbound.deadline_s)
+            return BuiltUpstream(202)
+
+    address = HttpAddress("http://127.0.0.1:1/")
+    upstream = DetectingUpstream("old", address, Legacy(), timeout_s=2.0)
+    until_s = asyncio.get_running_loop().time() + 2.0
+    await upstream.refused(post(initialize()), BuiltUpstream(404), until_s)
+    assert abs(left_s[0]) < 0.04
+    await address.close()
