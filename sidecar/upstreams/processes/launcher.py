@@ -128,8 +128,8 @@ _Line = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 class Process:
-    """A running program. Both outputs must be read, each piece inside `answer` or, if it is no answer, inside
-    `aside`."""
+    """A running program. Both outputs must be read, each piece inside `answer` or, if it is no answer, inside `aside`,
+    unless its reader lets other tasks run in another way (`mcp/duplex_transport.py`)."""
 
     def __init__(
         self, line: _Line, pid: int, pipes: _Pipes, until: WaitLimit | None, answers: OutputShare, asides: OutputShare
