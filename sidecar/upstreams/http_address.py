@@ -135,6 +135,7 @@ class HttpAddress:
 
 
 async def body_of(response: ClientResponse, max_bytes: int) -> bytes:
+    """Returns the whole body. Raises Refusal."""
     try:
         return await response.read(max_bytes)
     except EgressError as failure:

@@ -27,6 +27,7 @@ class Status(Protocol):
 
 
 def refusal_of(answer: Status) -> Refusal:
+    """Returns the refusal for an answer that cannot be used, by its status: UPSTREAM_LIMITED or UPSTREAM_FAILED."""
     said, wait_s = words_of(answer), retry_after_s(answer)
     if answer.status == LIMITED:
         return Refusal(Reason.UPSTREAM_LIMITED, said, retry_after_s=wait_s)
@@ -55,6 +56,7 @@ def in_words_of(refusal: Refusal, error: Mapping[str, Any]) -> Refusal:
 
 
 def words_of(answer: Status) -> str:
+    """Returns a sentence about the status, with the target of a redirect."""
     target = _target(answer) if 300 <= answer.status < 400 else ""
     if target:
         return f"it answered HTTP {answer.status}, a redirect to {target}, which is not followed: set its url to that"

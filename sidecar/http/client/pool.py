@@ -85,7 +85,8 @@ class HttpClient:
         return await self.send(form.message((), body), deadline_s=deadline_s)
 
     def send(self, message: bytes, *, deadline_s: float) -> Coroutine[Any, Any, ClientResponse]:
-        """Sends a request that is already encoded by a `RequestForm` for this origin. Otherwise like `request`."""
+        """Sends a request that is already encoded by a `RequestForm` for this origin. Otherwise like `request`, but
+        await it at once: the call itself reserves an idle connection, and may raise."""
         if deadline_s <= 0:
             raise ClientTimeout("no time is left")
         idle = self._idle

@@ -39,6 +39,7 @@ class StreamPlace:
 
 
 def received(raw: bytes) -> Message:
+    """Parses a message of an upstream. Raises Refusal(RESPONSE_REFUSED)."""
     try:
         return jsonrpc.message_from(jsonrpc.parse_answer(raw))
     except Refusal as refusal:
