@@ -19,7 +19,7 @@ from yarl import URL
 import sidecar.admin.console.handler
 from sidecar.admin.console.registry import StreamEvent, action, page, stream
 from sidecar.admin.console.rendering import FOLDERS
-from sidecar.admin.console.request import ConsoleRequest
+from sidecar.admin.console.request import ConsoleFault, ConsoleRequest
 from sidecar.admin.console.sessions import ATTEMPTS_PER_PEER
 from tests.flow.world import PATIENCE_S, World, world
 
@@ -69,6 +69,12 @@ async def said(asked: ConsoleRequest) -> AsyncGenerator[StreamEvent | None]:
     while True:
         yield StreamEvent("said", {"text": asked.query.text("q")}, "probe_event.html")
         await asyncio.sleep(0.1)
+
+
+@stream("probe-fault/live")
+async def fault(asked: ConsoleRequest) -> AsyncGenerator[StreamEvent | None]:
+    yield StreamEvent("said", {})
+    raise {"bug": RuntimeError("inside")}.get(asked.query.text("q"), ConsoleFault(503, "not readable now"))
 
 
 class Browser:
@@ -410,6 +416,20 @@ async def test_without_the_setting_there_is_no_console(tmp_path: Path) -> None:
     async with browsed(tmp_path, settings=settings) as (_, browser):
         for path in ("/", "/console/now", "/console/login", "/console/static/x"):
             assert (await browser.get(path, Authorization=f"Bearer {OPERATOR}"))[0] == 404, path
+
+
+@pytest.mark.parametrize("why", ["fault", "bug"])
+async def test_a_stream_that_fails_ends_and_its_connection_serves_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, why: str
+) -> None:
+    async with browsed(tmp_path) as (_, browser):
+        await browser.log_in()
+        for _ in range(2):
+            async with asyncio.timeout(PATIENCE_S):
+                events = await browser.stream(f"/console/probe-fault/live?q={why}", 1_000_000)
+            assert events == [("said", "{}")]
+    logged = [record.message for record in caplog.records if record.name == "sidecar.admin.console"]
+    assert logged == ["a stream of the console failed"] * 2 * (why == "bug")
 
 
 async def test_too_many_streams_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

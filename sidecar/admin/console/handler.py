@@ -6,7 +6,7 @@ import logging
 import time
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Hashable, Mapping
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -405,9 +405,12 @@ class Console:
                     elif now_s - heard_at >= KEEP_ALIVE_S:
                         heard_at = now_s
                         await stream.keep_alive()
-            await stream.end()
-        except Refusal:  # the reader is gone
+        except (Refusal, ConsoleFault):  # the reader is gone, or the data cannot be read: the browser connects again
             pass
+        except Exception:  # a bug of a page ends its stream, and nothing else
+            log.exception("a stream of the console failed", extra={"path": asked.path})
+        with suppress(Refusal):
+            await stream.end()
 
     async def _event(self, event: StreamEvent, asked: ConsoleRequest) -> bytes:
         """An event as it is sent; of those with a key, the last ones are kept."""
