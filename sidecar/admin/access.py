@@ -1,8 +1,9 @@
 """Computes access: the engine's answers for every known principal and object, page by page.
 
-Names come from rows, roles and sets, from keys and settings, and from servers' lists. Each answer is valid for all
-calls of a chain on an object, whatever their arguments, at one moment; limits are not checked. If rules with patterns
-could allow unknown names, the answer states it. Long work lets other requests run in between, or runs in a thread.
+Names come from rows, roles and sets, from keys and settings, and from servers' lists. Each answer is for all calls of a
+chain on an object, whatever their arguments, at one moment. Limits are not checked. `open_objects` and
+`open_principals` are the patterns of unknown names that rules could allow. Long work lets other requests run in
+between.
 """
 
 from __future__ import annotations
@@ -37,21 +38,21 @@ USUAL: Final[Mapping[str, str]] = {"tool": "tools/call", "prompt": "prompts/get"
 """The action of a call on each kind of object. An agent receives messages, any other NHI receives authority."""
 MAX_ANSWERS: Final = 3_000
 MAX_CASBIN_ANSWERS: Final = 200
-"""For one window of a list. pycasbin takes milliseconds for each."""
+"""The number of answers for one window of a list, if pycasbin decides: it takes milliseconds for each."""
 PASS_EVERY: Final = 16
 MAX_RULES: Final = 5
 UNNAMED: Final = "~"  # the id of an unknown principal
 
 
 class NamesByKind:
-    """Unique names: those of each kind in order. Work on all of them lets other work run after each block."""
+    """Unique names, sorted within each kind. Work on all of them lets other work run after each block."""
 
     def __init__(self) -> None:
         self.all: list[str] = []
         self._kinds: dict[str, tuple[int, int]] = {}
 
     async def add(self, kind: str, blocks: Iterable[Sequence[str]]) -> None:
-        """Adds the names of a kind, which must be in order."""
+        """Adds the names of a kind, which must be sorted and unique."""
         first = len(self.all)
         for block in blocks:
             self.all += block
@@ -64,7 +65,8 @@ class NamesByKind:
         return at < end and self.all[at] == name
 
     async def selected(self, kind: str, wanted: str) -> Sequence[str]:
-        """Returns the names of a kind, "" for all, that match a pattern with `*`, or contain a text."""
+        """Returns the names of a kind (of all kinds for "") that match `wanted` if it has a `*`, otherwise those that
+        contain it, in upper or lower case."""
         first, end = self._kinds[kind] if kind else (0, len(self.all))
         names = self.all if end - first == len(self.all) else self.all[first:end]
         if WILDCARD in wanted:
@@ -91,7 +93,7 @@ class AccessNames(NamedTuple):
 
 async def known_names(now: Snapshot) -> AccessNames:
     """Returns all names that a snapshot knows."""
-    servers = sorted(f"nhi:{name}" for name in now.services)  # an MCP server is not an agent
+    servers = sorted(f"nhi:{name}" for name in now.services)  # left out: an MCP server is not an agent
     beside = await asyncio.to_thread(lambda: {name for name in names_beside_rules(now) if is_name(name)})
     listed = {f"{kind}:{server}/{name}" for server, service in now.services.items() for kind, name in _listed(service)}
     found = AccessNames(NamesByKind(), NamesByKind())
@@ -150,7 +152,8 @@ class AccessView:
         return self.now.engine.survey(self.chain(principal), self.question(obj), self.now_s)
 
     def cell(self, principal: str, obj: str) -> Mapping[str, Any]:
-        """Returns the answer as data, with the rules that led to it; for a denial, those of the deciding link."""
+        """Returns the answer as data, with the rules that led to it: those of the principal's own link, or of the link
+        that denied it."""
         state, decision = self.answer(principal, obj)
         own = decision.links[len(self.via)]
         denied = [one for one in decision.links if not one.allowed]
@@ -182,7 +185,7 @@ class AccessView:
         return [(name, self.answer(name, obj)[0]) async for name in self._passing(names)]
 
     def granted_objects(self, principal: str) -> frozenset[str] | None:
-        """Returns the objects in allow rows of a principal; None if any name is possible."""
+        """Returns the objects that allow rows of a principal name; None if they could allow any name. Blocks."""
         chain, found = self.chain(principal), set[str]()
         for kind in OBJECTS:
             held = self.now.engine.objects_of(chain, Question(f"{kind}:*", "", ""))
@@ -192,7 +195,7 @@ class AccessView:
         return frozenset(found)
 
     def granted_principals(self, obj: str) -> frozenset[str] | None:
-        """Like `granted_objects`, for the principals of an object."""
+        """Returns the principals that allow rows of an object name; None if they could allow any name. Blocks."""
         found = {ANONYMOUS}
         for kind in NAMED:
             example = self.chain(f"{kind}:{UNNAMED}")
@@ -215,8 +218,8 @@ class AccessView:
         return [pattern for pattern in patterns if engine.may_allow_more(chain, self.question(pattern))]
 
     def open_principals(self, obj: str) -> list[str]:
-        """Like `open_objects`, for the principals of an object: those of patterns, and those whose tokens grant a
-        role."""
+        """Returns the patterns of principals for which rules could allow unknown names, also by roles that tokens
+        grant."""
         grants = any(issuer.roles_from is not None for issuer in self.now.settings.identity.issuers)
         question, engine = self.question(obj), self.now.engine
         examples = {f"{kind}:*": self.chain(f"{kind}:{UNNAMED}") for kind in NAMED}

@@ -1,7 +1,8 @@
-"""The operators' HTTP API, on a separate listener (threats O9).
+"""The handler of the admin listener, which is separate from that of callers (threats O9).
 
-Requests without a credential receive health and metrics only; a credential is sent in a header and never in a cookie.
-Health checks do no I/O and use only state in memory (O10).
+Without a credential, only health, metrics, the login page of the console and the metadata of AuthZEN are served. A
+credential is sent in a header; only the console uses a cookie. A health check uses only state in memory (O10), of this
+worker and, over their sockets, of the others.
 """
 
 from __future__ import annotations
@@ -45,10 +46,10 @@ def _no_secrets() -> Mapping[bytes, AdminCredential]:
 
 @dataclass(frozen=True, slots=True)
 class AdminApp:
-    """The handler of the admin listener. `secrets` returns the credential of each secret. `trusted` is the
-    control socket, which only its owner can open, so that all its callers are operators. `decisions` answers
-    enforcement points. `others` are the workers that answer at the same address; `for_workers` is the socket at which
-    one answers the others."""
+    """The handler of the admin listener, or of a similar one. `secrets` returns the credential of each secret.
+    `trusted`: it is the control socket, which only its owner can open, so that all its callers are operators.
+    `health_only`: it serves only health and metrics. `decisions` answers enforcement points. `others` are the workers
+    that serve the same address. `for_workers`: it is the socket at which a worker answers the others."""
 
     app: OperatorAction
     metrics: Metrics
@@ -83,12 +84,12 @@ class AdminApp:
         if self.trusted:
             role, by = "operator", self._orderer(request)
         elif (credential := self._credential(request)) is not None:
-            role, by, person = credential.role, f"admin:{credential.name or credential.role}", person_of(credential)
+            role, by, person = credential.role, name_of(credential), person_of(credential)
         else:
             return problem("a credential is needed", 401, {"WWW-Authenticate": "Bearer"})
         if self.console is not None and self.for_workers and _is_of_console(path):
             return await self.console.handle_of_worker(request, by)
-        from sidecar.admin.routes import answer_operator  # not before the first operator calls
+        from sidecar.admin.routes import answer_operator  # only when the first operator calls
 
         response = await answer_operator(self.app, request, path, role, by, here=self.trusted, person=person)
         if self.others is None or self.for_workers:
@@ -120,15 +121,14 @@ class AdminApp:
         return web.Response(body=body, headers={**HEADERS, "Content-Type": content_type})
 
     def _rendered(self, accept: str, others: Sequence[WorkerSeries] | None) -> tuple[str, bytes]:
-        """The metrics; for another worker, the numbers of this one."""
+        """The media type and the text of the metrics; without `others`, at a worker, its own series for another one."""
         if self.others is None:
             return self.metrics.render(accept)
         raw = self.others.keep(self.metrics.exposition.series())
         return ("application/json", raw) if others is None else self.metrics.render(accept, others)
 
     def _orderer(self, request: web.BaseRequest) -> str:
-        """The operator who gives an order at the control socket. An order from another worker names the operator
-        there."""
+        """The operator who makes a request at the control socket. A request from another worker names its operator."""
         told = request.headers.get(BY_HEADER, "") if self.for_workers else ""
         return told or _user_at(request)
 
@@ -139,15 +139,20 @@ class AdminApp:
         return credential_of(lines[0].removeprefix("Bearer "), self.secrets())
 
 
+def name_of(credential: AdminCredential) -> str:
+    """The holder of a credential, as audit records name it."""
+    return f"{ADMIN}:{credential.name or credential.role}"
+
+
 def person_of(credential: AdminCredential) -> Principal | None:
-    """The person with a credential; None if it names none."""
+    """The person who holds a credential; None if it names no person."""
     return None if credential.principal is None else Principal(credential.principal, ADMIN)
 
 
 def credential_of(given: str, secrets: Mapping[bytes, AdminCredential]) -> AdminCredential | None:
-    """The credential with this secret."""
+    """The credential with this secret; None if there is none."""
     raw, found = given.encode("utf-8", "surrogateescape"), None
-    for secret, credential in secrets.items():  # with all of them, so that the time does not disclose anything
+    for secret, credential in secrets.items():  # compared with all, so that the time does not depend on which matches
         if hmac.compare_digest(raw, secret):
             found = credential
     return found

@@ -5,7 +5,7 @@
     POST /access/v1/search/{subject|resource|action}
     GET  /.well-known/authzen-configuration         the metadata, which is public
 
-With `/<server>` in front (for the metadata, at the end), ids of tools, prompts and resources are those of that server.
+With `/<server>` in front (for the metadata, at the end), ids of tools, prompts and resources are names at that server.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class AuthzenEndpoint:
 
 @dataclass(frozen=True, slots=True)
 class MetadataEndpoint:
-    """Answers requests for the metadata, which are the same for every server's name."""
+    """Answers requests for the metadata, without a check whether the server in the path exists."""
 
     live: Live
     takes_bearer: bool = True
@@ -127,7 +127,7 @@ class MetadataEndpoint:
         return _METADATA.fullmatch(path) is not None
 
     async def answer(self, http: web.BaseRequest, headers: Headers, path: str, name: str) -> web.StreamResponse:
-        """Answers any caller."""
+        """Answers a request. No credential is needed."""
         if http.method not in ("GET", "HEAD"):
             return problem("GET only", 405, {"Allow": "GET"})
         settings = self.live.current.settings.pdp
@@ -142,7 +142,7 @@ class MetadataEndpoint:
 
 
 def _relayed(http: web.BaseRequest) -> Sequence[tuple[bytes, bytes]]:
-    """Returns those headers of an enforcement point's request that its records contain."""
+    """Returns the headers of an enforcement point's request that audit records include."""
     return [line for line in http.raw_headers if line[0].lower() in _RELAYED]
 
 

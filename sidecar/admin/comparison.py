@@ -25,11 +25,12 @@ FILE: Final = "file"
 PAST, STORED = "past:", "stored:"
 SHORT: Final = 16
 _one_at_a_time: Final = threading.BoundedSemaphore(1)
-"""A comparison takes seconds of one core."""
+"""Held during a comparison, which takes seconds of one core."""
 
 
 class OtherPolicy(NamedTuple):
-    """A policy to compare with. `key` names it in forms, `label` to people."""
+    """A policy to compare with: its files at `place`, or its `source` with its `budgets`. `key` identifies it in forms,
+    and `label` describes it."""
 
     key: str
     label: str
@@ -45,7 +46,7 @@ class PolicyComparison:
     live: Live
 
     def others(self) -> Iterator[OtherPolicy]:
-        """Yields the existing policies. Reads a folder, so it runs in a thread."""
+        """Yields the policies that exist. Blocks, because it reads a folder."""
         settings = self.live.current.settings
         place = location_of(settings)
         if settings.policy.source is None:
@@ -66,8 +67,9 @@ class PolicyComparison:
     async def compare(
         self, key: str, file: ReplacedFile | None, asked: tuple[Chain, Question, float] | None
     ) -> Mapping[str, Any]:
-        """Returns the differences, and the explanation of a question under the other policy. Raises PolicyError,
-        ComparisonFailed."""
+        """Returns the differences to the policy with this key, and the explanation of the question `asked` under it.
+        `file` is used with the key `FILE`. Raises PolicyError if the other policy is invalid or this one too large,
+        ComparisonFailed if there is no such policy or no comparison is possible now."""
         others = {one.key: one for one in await asyncio.to_thread(lambda: list(self.others()))}
         other = others.get(key)
         if other is None:

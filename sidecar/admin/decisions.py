@@ -1,12 +1,12 @@
 """The HTTP endpoints of decisions for other enforcement points, at the admin listener and at one of their own.
 
     POST /access/v1/…, GET /.well-known/authzen-configuration   AuthZEN
-    …    /ext-authz/…                                           Envoy's ext_authz in HTTP mode
+    any  /ext-authz/…                                           Envoy's ext_authz in HTTP mode
     GET  /auth/nginx                                            nginx's auth_request
 
-An enforcement point shows the secret of an admin credential of the role `pdp` in `X-PDP-Key`. If the request has no
-credential of a caller, `Authorization: Bearer` is also accepted. Host and Origin are not checked here, because no
-browser sends such a header on its own, and because both may belong to the caller in question.
+An enforcement point sends the secret of an admin credential of the role `pdp` in `X-PDP-Key`, or presents a client
+certificate. AuthZEN also accepts `Authorization: Bearer`, which elsewhere belongs to the caller in question. Host and
+Origin are not checked, because no browser sends `X-PDP-Key` on its own, and because both may belong to that caller.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ class Endpoint(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class DecisionEndpoints:
-    """Answers enforcement points. `secrets` returns the credentials of the admin listener; `local`:
-    all callers reached a socket that only its owner can open. `public` needs no credential."""
+    """Answers enforcement points. `secrets` returns the credentials of the admin listener. `local`: the listener is a
+    socket that only its owner can open, so no credential is needed. `public` endpoints never need one."""
 
     point: DecisionPoint
     secrets: OperatorSecrets
@@ -110,8 +110,8 @@ class DecisionEndpoints:
 
 
 def decisions_from(pipeline: Pipeline, settings: Settings, secrets: OperatorSecrets) -> DecisionEndpoints:
-    """The endpoints of decisions. The requests in question may name any host, because the enforcement point chose
-    it."""
+    """The endpoints of decisions. Requests of callers in question may have any `Host`, because they did not reach this
+    listener."""
     origins = frozenset(origin.lower() for origin in settings.server.allowed_origins)
     forwarder, agents = pipeline.forwarder, pipeline.agents
     checked = CheckedAgents(forwarder, agents.pushes, agents.pages, agents.messages)

@@ -1,6 +1,6 @@
 """Builds the OpenAPI 3.1 document of plain tool calls, the task API, the operators' API of agents, and AuthZEN.
 
-It is generated from the table of routes, the models and the table of refusals, so it cannot differ from the code.
+It is generated from the table of routes, the models and the table of refusals, so that it follows the code.
 """
 
 import inspect
@@ -37,7 +37,7 @@ def _reasons(words: str) -> frozenset[Reason]:
     return frozenset(map(Reason, words.split()))
 
 
-# Reasons by subject. Reasons of other protocols never occur in plain HTTP.
+# Reasons by subject. Those in ELSEWHERE never occur in plain HTTP.
 ELSEWHERE: Final = _reasons(
     "verb-not-allowed not-acceptable version-unsupported header-mismatch method-unknown session-unknown caller-gone"
 )
@@ -84,7 +84,7 @@ _CORRELATION: Final = tuple(
     for name in ("X-Run-Id", "X-Thread-Id")
 )
 _ID: Final[Schema] = {"type": "string", "pattern": "^[A-Za-z0-9-]{1,64}$"}
-# Parameters of paths, by the part of the path before them.
+# Parameters of paths, by the segment before them.
 _PLACES: Final[Mapping[str, Schema]] = {
     "mcp": {
         "description": "Name of a server under `upstreams`.",
@@ -127,7 +127,7 @@ _REQUEST_ID: Final = {
 
 
 class CallerOperation(NamedTuple):
-    """An operation of the data listener: a sentence about its success, and the reasons for refusals."""
+    """An operation of the data listener. `refusals` are its possible reasons, and `told` describes its success."""
 
     name: str
     method: str
@@ -188,7 +188,7 @@ MODELS: Final = (
     *(models.ApprovalInFull, models.ApprovalAnswer, McpApproval),
     *(models.OrderedTask, models.OrderedTasks, models.Nothing, models.Problem),
 )
-# Their receivers ignore unknown members.
+# Receivers of these models ignore unknown members.
 AUTHZEN_MODELS: Final = (
     *(models.AuthzenEntity, models.AuthzenKind, models.AuthzenAction, models.AuthzenContext, models.AuthzenEvaluation),
     *(models.AuthzenOptions, models.AuthzenEvaluations, models.AuthzenPage, models.AuthzenSubjectSearch),
@@ -255,7 +255,7 @@ def document() -> dict[str, Any]:
         paths.setdefault(path, item)[verb] = operation
     schemas = {model.__name__: schema_of(model, MODELS) for model in MODELS}
     schemas |= {model.__name__: schema_of(model, AUTHZEN_MODELS) for model in AUTHZEN_MODELS}
-    for model in (McpError, *AUTHZEN_MODELS):  # the former is narrowed by status
+    for model in (McpError, *AUTHZEN_MODELS):  # `allOf` narrows the former by status
         del schemas[model.__name__]["additionalProperties"]
     return {
         "openapi": "3.1.0",
@@ -402,12 +402,12 @@ def _content(model: type) -> dict[str, Any]:
 
 
 def _only(**values: Any) -> dict[str, Any]:
-    """A schema that narrows members to one value, or to a list of them."""
+    """A schema that narrows each member to one value, or to the values of a list."""
     return {"properties": {name: {"enum" if isinstance(v, list) else "const": v} for name, v in values.items()}}
 
 
 def bad(reasons: Collection[Reason], also: Mapping[int, str]) -> dict[str, Any]:
-    """Refusals by status, in order. `also` maps a status to a further sentence of its description."""
+    """The responses for refusals by status, in order. `also` maps a status to a further sentence of its description."""
     by_status: dict[int, list[Reason]] = {}
     for reason in Reason:
         if reason in reasons:

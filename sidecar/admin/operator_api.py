@@ -1,7 +1,7 @@
 """The operator API of CLI-program agents, their runs and schedules.
 
-An operator acts as `nhi:operator`, or, over the control socket, as any principal, under policy, limits and audit. Other
-callers cannot reach what an operator owns. Texts of runs that others ordered are shown without secrets.
+An operator acts as `nhi:operator`, or over the control socket as any principal, under policy, limits and audit. Callers
+cannot reach the runs and tasks of operators. Texts of runs that others ordered are shown without secrets.
 """
 
 import asyncio
@@ -50,8 +50,8 @@ T = TypeVar("T")
 
 
 class RunQuery(NamedTuple):
-    """A query for runs; "" and False select all. `owner` is any principal of the chain; `active` runs have not
-    ended."""
+    """A query for runs. "" and False select all. `owner` selects runs whose chain includes this principal, `active`
+    runs that have not ended."""
 
     agent: str = ""
     state: str = ""
@@ -63,7 +63,7 @@ class RunQuery(NamedTuple):
     active: bool = False
 
     def means(self, run: Execution) -> bool:
-        """Whether a run passes the filters that stores do not support."""
+        """Whether a run passes all filters except `agent`."""
         return (
             not (self.active and run.is_done)
             and self.state in ("", run.state)
@@ -75,7 +75,8 @@ class RunQuery(NamedTuple):
 
 @dataclass(slots=True)
 class OperatorApi:
-    """The operations of operators on agents. `witness` records an action; streams end when `is_draining`."""
+    """The operations of operators on agents. `witness` records an action, or raises Refusal(AUDIT_UNAVAILABLE). Streams
+    end when `is_draining`."""
 
     live: Live
     executions: Executions
@@ -86,7 +87,7 @@ class OperatorApi:
     is_draining: Callable[[], bool]
 
     async def agents(self) -> models.Agents:
-        """All agents and their state here. Raises Refusal(STORE_UNAVAILABLE)."""
+        """All agents and their state in this process. Raises Refusal(STORE_UNAVAILABLE)."""
         return {"agents": [await self._agent(name) for name in sorted(self._definitions)]}
 
     async def agent(self, name: str) -> models.AgentInFull:
@@ -94,8 +95,8 @@ class OperatorApi:
         return agent_in_full(await self._agent(name), self._definition(name))
 
     async def runs(self, wanted: RunQuery) -> models.Runs:
-        """A page of runs, newest first; a shorter one with `next_offset` if few among many runs match. Raises Refusal:
-        UPSTREAM_UNKNOWN, STORE_UNAVAILABLE."""
+        """A page of runs, newest first. It may be shorter than the limit and have a `next_offset`, if only a few of
+        many runs match. Raises Refusal: UPSTREAM_UNKNOWN, STORE_UNAVAILABLE."""
         targets = list(self._definitions)
         if wanted.agent:
             self._definition(wanted.agent)
@@ -137,13 +138,14 @@ class OperatorApi:
         return run_in_full(await self._run(run_id))
 
     async def output(self, run_id: str) -> str:
-        """All text of a run so far, as far as it is stored. Raises Refusal: TASK_UNKNOWN, STORE_UNAVAILABLE."""
+        """The output of a run so far, as far as it is stored. Raises Refusal: TASK_UNKNOWN, STORE_UNAVAILABLE."""
         record = await self._run(run_id)
         text = text_of(record.task)
         return (text if _is_ours(record) else await all_sanitized(text)) or record.output
 
     async def follow(self, run_id: str) -> AsyncGenerator[RunNews | None]:
-        """The events of a run to its end; None is a keep-alive. Raises Refusal: TASK_UNKNOWN, STORE_UNAVAILABLE."""
+        """The events of a run until it ends or the sidecar drains. None is a keep-alive. Raises Refusal: TASK_UNKNOWN,
+        STORE_UNAVAILABLE."""
         hearing = RunStream()
         discretion = RunVisibility(is_theirs=_is_ours(await self._run(run_id)))
         async with (
@@ -163,7 +165,8 @@ class OperatorApi:
             yield RunNews(END, run_in_full(await self._run(run_id)))
 
     async def order(self, name: str, body: Mapping[str, Any], by: str, *, here: bool) -> models.RunOrdered:
-        """Runs an agent; only over the control socket (`here`) as another principal. Raises Refusal, as over HTTP."""
+        """Runs an agent on behalf of the operator `by`, as `nhi:operator`, or over the control socket (`here`) as any
+        principal. Raises Refusal, as for a caller's request."""
         if not self._definition(name).enabled:
             raise Refusal(Reason.UPSTREAM_UNKNOWN, "the agent is not enabled")
         principal, task_id = body.get("principal", OPERATOR), self.new_id()
@@ -175,7 +178,8 @@ class OperatorApi:
         return {"agent": name, "principal": principal, **self._ordered(await self._taken(record))}
 
     async def answer(self, run_id: str, body: Mapping[str, Any], by: str, *, here: bool) -> models.RunOrdered:
-        """Answers a run on behalf of its caller. Raises Refusal, as over HTTP; MALFORMED_CALL if it does not wait."""
+        """Answers a run as its caller. Raises Refusal, as for a caller's request; MALFORMED_CALL if the run does not
+        wait for input, INSUFFICIENT_SCOPE if it is another caller's."""
         run = await self._run(run_id)
         caller = _answering(run, by, here=here)
         if run.task["status"]["state"] not in WAITS:
@@ -187,8 +191,8 @@ class OperatorApi:
         return {"agent": run.target, "principal": whom, **self._ordered(await self._taken(record))}
 
     async def cancel(self, run_id: str, reason: str, by: str) -> models.Run:
-        """Cancels a run, even if the audit cannot record it, which is then reported. Raises Refusal: TASK_UNKNOWN,
-        NOT_CANCELABLE, STORE_UNAVAILABLE, AUDIT_UNAVAILABLE."""
+        """Cancels a run. Raises Refusal: TASK_UNKNOWN, NOT_CANCELABLE, STORE_UNAVAILABLE, and AUDIT_UNAVAILABLE if the
+        run is cancelled but cannot be recorded."""
         if is_over((await self._run(run_id)).task):
             raise Refusal(Reason.NOT_CANCELABLE, "it is over")
         record = await self.executions.cancel(run_id, GIVEN_UP)  # for the caller; the audit record has who and why
@@ -199,13 +203,13 @@ class OperatorApi:
         return run_of(record)
 
     async def run_schedule(self, name: str, by: str) -> models.ScheduleOrdered:
-        """Runs a schedule that is not due, as its own principal. Raises Refusal, as over HTTP."""
+        """Runs a schedule now, as its own principal. Raises Refusal, as for a caller's request."""
         record = await self._taken(await self.scheduler.run_now(name, by))
         return {"schedule": name, **self._ordered(record)}
 
     async def add_schedule(self, body: Mapping[str, Any], by: str, *, here: bool) -> models.Schedule:
-        """Stores a schedule that is not in sidecar.yaml. Over the admin listener it cannot act as a principal that has
-        a credential or a schedule of its own. Raises Refusal, Conflict."""
+        """Stores a schedule that is not in sidecar.yaml. Over the admin listener it can act only as `nhi:operator`, or
+        as `nhi:<its name>` if no API key and no other schedule has that principal. Raises Refusal, Conflict."""
         key, wanted = body["name"], _schedule_in(body)
         if not here:
             self._check_own(key, wanted)
@@ -230,7 +234,8 @@ class OperatorApi:
         return agent_of(name, definition, pool, last[0] if last else None)
 
     def _check_own(self, key: str, wanted: ScheduleSettings) -> None:
-        """Checks that a schedule acts as a principal of its own. Raises Refusal(INSUFFICIENT_SCOPE)."""
+        """Checks that a schedule acts as `nhi:operator`, or as a principal of its own. Raises
+        Refusal(INSUFFICIENT_SCOPE)."""
         now, who = self.live.current, acts_as(key, wanted)
         others = {acts_as(each, one) for each, one in now.settings.schedules.items() if each != key}
         if who == OPERATOR:
@@ -245,8 +250,8 @@ class OperatorApi:
         raise Refusal(Reason.INSUFFICIENT_SCOPE, detail)
 
     async def _taken(self, record: Task) -> Task:
-        """The task once its agent has accepted it or it waits for a person's approval, at the latest after TAKEN_S.
-        Raises Refusal if the agent does not accept it."""
+        """The task once its agent has accepted it, or it waits for a person's approval, or after TAKEN_S. Raises
+        Refusal if the task was refused."""
         pause_s = LOOK_S
         with suppress(TimeoutError, RecordStoreOut):
             async with asyncio.timeout(TAKEN_S):
@@ -259,7 +264,7 @@ class OperatorApi:
         return record
 
     def _ordered(self, record: Task) -> models.Taken:
-        run = record.a2a_task if record.target in self._definitions else ""  # runs of other agents are not stored here
+        run = record.a2a_task if record.target in self._definitions else ""  # other agents have no runs
         approval = record.approval if record.state is TaskState.WAITING else None
         return {
             "task_id": record.id,
@@ -312,7 +317,8 @@ def _check_principal(name: str, *, here: bool) -> None:
 
 
 def _answering(run: Execution, by: str, *, here: bool) -> Caller:
-    """The caller for whom a run may be answered: an operator's, or over the control socket a schedule's."""
+    """The caller as whom a run can be answered: the operator who ordered it, or over the control socket its schedule.
+    Raises Refusal(INSUFFICIENT_SCOPE) for the run of another caller."""
     asked = run.caller.last.name
     caller = run.caller if run.schedule and here else _speaking_as(asked, by)
     if caller.binding != run.owner:
@@ -322,12 +328,12 @@ def _answering(run: Execution, by: str, *, here: bool) -> Caller:
 
 
 def _is_ours(run: Execution) -> bool:
-    """Whether operators ordered the run, and may therefore see its texts in full."""
+    """Whether an operator ordered the run, so that its texts are shown unchanged."""
     return run.caller.last.issuer == OPERATORS
 
 
 async def _unless(is_over: Callable[[], bool], events: AsyncGenerator[T]) -> AsyncGenerator[T]:
-    """The events until `is_over`, which is also checked between events."""
+    """The events until `is_over`, which is also checked while no event comes."""
     while not is_over():
         coming = asyncio.ensure_future(anext(events))
         try:

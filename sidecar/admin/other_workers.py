@@ -1,7 +1,7 @@
 """Lets the workers that serve one address answer operators and scrapes as one process.
 
-All of them accept at the common addresses. Each has a socket of its own in its part of the data folder, at which it
-answers the others about its health, its numbers, reloads, and disabled objects.
+All workers accept connections at the common addresses. Each has a socket in its part of the data folder, at which the
+others ask for its health and its metrics, pass on reloads, announce switches, and look up logins to the console.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ SYNC_S: Final = 2.0
 MAX_ANSWER_BYTES: Final = 64 * 2**20
 SERIES, SYNC, RELOAD = "/worker/series", "/worker/sync", "/api/reload"
 SESSION_SOCKET: Final = "/worker/console-session/"
-"""The address at which a worker answers the others about a login to the console, by the digest of its id."""
+"""The address of a login to the console, at the worker at which it began. The digest of its id follows."""
 FLOW_SOCKET: Final = "/worker/console-login/"
-"""The same for a login in progress at an OpenID provider, by the digest of its cookie."""
+"""The address of a login in progress at an OpenID provider. The digest of its cookie follows."""
 BY_HEADER: Final = "Sidecar-By"
-"""The operator of an order that one worker passes to the others."""
+"""The header that names the operator whose request one worker passes to the others."""
 _SWITCHES: Final = ("/api/principals/", "/api/upstreams/")
 
 
@@ -54,7 +54,8 @@ class WorkerReply(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class OtherWorkers:
-    """The sockets of the other workers by number, and the files with the last numbers of all. `me` is this worker."""
+    """The sockets of the other workers, and the files with the last metrics of all workers, by the number of the
+    worker. `me` is the number of this one."""
 
     me: int
     sockets: Mapping[int, Path]
@@ -62,7 +63,7 @@ class OtherWorkers:
 
     @classmethod
     def of(cls, settings: Settings) -> OtherWorkers | None:
-        """Returns the others of a worker; None for a process that serves alone."""
+        """Returns the workers that serve with this one; None for a process that serves alone."""
         me, numbers = settings.server.worker, settings.worker_numbers
         if not numbers:
             return None
@@ -70,8 +71,9 @@ class OtherWorkers:
         return cls(me, sockets, {number: settings.own_of(number) / METRICS_FILE for number in numbers})
 
     async def readiness(self, ready: bool, own: Mapping[str, Any]) -> tuple[bool, Mapping[str, Any]]:
-        """Returns the health of all, given that of this one. A worker that does not answer is a reason to be
-        degraded."""
+        """Returns whether the sidecar is ready, and the document that says so, from those of this worker and of the
+        others. If this one is not ready, the others are not asked. A worker that does not answer makes the state
+        `degraded`."""
         if not ready:
             return ready, own
         replies = await self.ask_all("GET", "/readyz", HEALTH_S)
@@ -87,7 +89,7 @@ class OtherWorkers:
         return True, {"status": "degraded", "reasons": reasons, **({"faults": faults} if faults else {})}
 
     async def series(self) -> Sequence[WorkerSeries]:
-        """Returns the numbers of the others. For one that does not answer, they are the last scraped ones."""
+        """Returns the metrics of the others; for a worker that does not answer, those of the last scrape."""
         replies = await self.ask_all("GET", SERIES, SCRAPE_S)
 
         def found() -> list[WorkerSeries]:
@@ -102,20 +104,22 @@ class OtherWorkers:
         return await asyncio.to_thread(found)
 
     def keep(self, series: WorkerSeries) -> bytes:
-        """Stores the numbers of this worker for the current scrape. Returns them in the form for the others."""
+        """Stores the metrics of this worker, for scrapes after its end. Returns them in the form for the others.
+        Blocks."""
         raw = series.plain()
         with suppress(OSError):  # a full disk must not hide the metrics
             write_whole(self.files[self.me], raw, mode=0o600)
         return raw
 
     async def complete(self, verb: str, path: str, by: str, response: web.StreamResponse) -> web.StreamResponse:
-        """Repeats an operator's request at the others, and completes its response."""
+        """Returns the response to an operator's request for all workers. A reload is repeated at the others, a switch
+        is announced to them, and the status is completed by theirs. All other responses are returned unchanged."""
         if response.status >= 300 or not isinstance(response, web.Response):
             return response
         if path == RELOAD:
             return await self._reload(by, response)
         if verb == "POST" and path.startswith(_SWITCHES):
-            await self.ask_all("POST", SYNC, SYNC_S, by)  # a worker that does not answer learns of it from the store
+            await self.ask_all("POST", SYNC, SYNC_S, by)  # a worker that does not answer finds it in the store later
         if verb == "GET" and path == "/status":
             replies = await self.ask_all("GET", "/readyz", HEALTH_S)
             found: dict[int, str] = {
@@ -143,13 +147,13 @@ class OtherWorkers:
         return dict(zip(self.sockets, await asyncio.gather(*asked), strict=True))
 
     async def ask(self, worker: int, verb: str, target: str, within_s: float) -> WorkerReply | None:
-        """The reply of one worker; None if it is this worker, or did not reply in time."""
+        """The reply of one worker; None if it is not one of the others, or did not reply in time."""
         path = self.sockets.get(worker)
         return None if path is None else await _ask(path, verb, target, within_s, "")
 
 
 def kept_series(path: Path) -> WorkerSeries | None:
-    """The last scraped numbers of a worker, if there are any."""
+    """The metrics of a worker from the last scrape; None if there are none that can be read."""
     from sidecar.observability.worker_series import series_from  # loaded with the first scrape
 
     try:

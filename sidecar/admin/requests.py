@@ -36,7 +36,8 @@ _REQUEST_ID = re.compile(r"[\x21-\x7e](?:[\x20-\x7e]{0,254}[\x21-\x7e])?")
 
 
 async def body_of(request: web.BaseRequest, max_bytes: int) -> bytes:
-    """The whole body. Raises Refusal: TOO_LARGE, and MALFORMED_CALL for a body that does not arrive."""
+    """The whole body. Raises Refusal: TOO_LARGE; MALFORMED_CALL if it does not arrive within BODY_S, or is not well
+    framed."""
     body = bytearray()
     try:
         async with asyncio.timeout(BODY_S):
@@ -61,7 +62,7 @@ def request_id_in(headers: Headers) -> str | None:
 
 
 def echo_of(headers: Headers) -> Mapping[str, str]:
-    """The header that echoes the caller's id of a request, if it can be echoed."""
+    """The header that echoes the caller's id of a request; empty without one, or if it cannot be echoed."""
     with suppress(Refusal):
         if (request_id := request_id_in(headers)) is not None:
             return {REQUEST_ID: request_id}
@@ -78,7 +79,7 @@ def problem(error: str, status: int, headers: Mapping[str, str] = {}, **more: An
 
 
 def refused(refusal: Refusal) -> web.Response:
-    """A refusal that callers also receive. Operators see all of it, whatever `answers.disclosure` is."""
+    """The problem document of a refusal. Unlike callers, operators see all of it, whatever `answers.disclosure` is."""
     facts = dict(facts_of(refusal, "", DenyManner()))
     del facts["decision_id"]
     told = {

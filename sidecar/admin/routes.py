@@ -1,6 +1,6 @@
 """The table of admin routes.
 
-A handler's docstring is its summary; it returns the body or a whole response.
+A handler returns the body or a whole response. Its docstring is the summary of the operation in the OpenAPI document.
 """
 
 import re
@@ -90,8 +90,9 @@ class OperatorOrder(NamedTuple):
 
 
 class AdminRequest(NamedTuple):
-    """One authorized request. `person` is the person of the credential, if it names one. `here`: it arrived over the
-    control socket, which only the data folder's owner can open."""
+    """One authorized request. `by` is the operator, as audit records name it, and `name` the name in the path. `person`
+    is the person of the credential, if it names one. `here`: the request arrived over the control socket, which only
+    the owner of the data folder can open."""
 
     app: OperatorAction
     request: web.BaseRequest
@@ -107,8 +108,8 @@ Handler = Callable[[AdminRequest], Awaitable[Any]]
 
 
 class OperatorRoute(NamedTuple):
-    """One row of the table. A route whose handler returns a model is in the OpenAPI document, with the statuses of its
-    `errors`."""
+    """One row of the table. `request` is the model of the body, None for none, and `status` that of success. A route
+    whose handler returns a model is in the OpenAPI document, with the statuses of its `errors`."""
 
     method: str
     path: str
@@ -121,8 +122,8 @@ class OperatorRoute(NamedTuple):
 
     @property
     def roles(self) -> tuple[Role, ...]:
-        """The roles that may use it: viewers read, operators act. For people's routes, the roles in policy decide
-        instead."""
+        """The roles that may use the route. Viewers can only read. `is_for_people` routes are open to viewers too,
+        because there the roles of the person in policy decide."""
         return ("viewer", "operator") if self.method == "GET" or self.is_for_people else ("operator",)
 
     @property
@@ -144,7 +145,8 @@ def _route(
     *,
     is_for_people: bool = False,
 ) -> Callable[[Handler], Handler]:
-    """Adds a function to the table. `{any}` may contain a plain `/`, because principals are written unencoded."""
+    """Returns a decorator that adds a handler to the table. `{any}` in the path matches text with `/` too, because
+    principals are written unencoded."""
 
     def add(handler: Handler) -> Handler:
         ROUTES.append(OperatorRoute(method, path, handler, request, status, errors, query, is_for_people))
@@ -277,7 +279,7 @@ async def switch_off(asked: AdminRequest) -> Any:
     tool = asked.body.get("tool") or ""
     entry = await asked.app.switch_off(asked.name, tool, **_switched(asked))
     listed = asked.app.discovered(asked.name)["tools"]
-    known = not tool or not listed or tool in listed  # unknown until the server has sent a list
+    known = not tool or not listed or tool in listed  # without a list, any name may exist
     return {
         "upstream": asked.name,
         "tool": tool or None,
@@ -295,7 +297,7 @@ async def switch_on(asked: AdminRequest) -> Any:
 
 
 def _switched(asked: AdminRequest) -> dict[str, Any]:
-    """The reason, the end and the operator. Raises Refusal(MALFORMED_CALL)."""
+    """The reason and the end in the body, and the operator, as arguments. Raises Refusal(MALFORMED_CALL)."""
     reason, until = asked.body.get("reason") or "", asked.body.get("until")
     try:
         return {"reason": reason, "until": None if until is None else seconds_of(until), "by": asked.by}
@@ -384,7 +386,7 @@ async def _followed(asked: AdminRequest) -> web.StreamResponse:
                 else:
                     await stream.write(_event(heard))
             await stream.end()
-        except Refusal:  # the listener ended or the store is unavailable: the client reconnects
+        except Refusal:  # the reader is gone, or the store is unavailable: the client connects again
             pass
         return stream.response
 
@@ -448,7 +450,8 @@ async def _answered(asked: AdminRequest, outcome: Outcome) -> models.ApprovalReq
 
 
 def _person(asked: AdminRequest, named: str | None) -> Principal | None:
-    """The person who makes the request; over the control socket, the named one. Raises ApprovalError."""
+    """The person who makes the request, or over the control socket the one that it names; None for no person. Raises
+    ApprovalError."""
     if named is None:
         return asked.person
     if not asked.here:
@@ -505,7 +508,7 @@ _PATTERNS: Final = [
 
 
 def route_of(path: str) -> tuple[Mapping[str, OperatorRoute], str]:
-    """The routes of a path by method, and the name in the path: percent-encoded, or with a plain `/`."""
+    """The routes of a path by method, empty if there are none, and the name in the path, decoded."""
     for pattern, verbs in _PATTERNS:
         if found := pattern.fullmatch(path):
             return verbs, unquote("".join(found.groups()))
@@ -522,7 +525,7 @@ async def answer_operator(
     here: bool,
     person: Principal | None = None,
 ) -> web.StreamResponse:
-    """The response to one request of an operator."""
+    """The response to one request of the operator `by`."""
     order = OperatorOrder(request.method, path, request.raw_path, partial(body_of, request))
     return await carry_out(app, request, order, role, by, here=here, person=person)
 
@@ -537,7 +540,7 @@ async def carry_out(
     here: bool = False,
     person: Principal | None = None,
 ) -> web.StreamResponse:
-    """The response to an order in `request`. The console gives it on behalf of the logged-in person."""
+    """The response to an order, which is `request` itself, or one that the console makes for it."""
     verbs, name = route_of(order.path)
     if not verbs:
         return problem("no such address", 404)

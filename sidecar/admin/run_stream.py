@@ -1,7 +1,7 @@
-"""Streams the events of a run to operators: A2A's events as new output, the state, and other artifacts.
+"""Converts A2A events of a run into events for operators: new output, changes of state, and other artifacts.
 
-Only the new part of a whole task is sent. Texts of runs that others ordered are sent without anything that looks like a
-secret; those of runs that operators ordered are unchanged.
+Of a whole task, only the part that is new is sent. Texts of runs that operators ordered are sent unchanged, those of
+other runs without anything that looks like a secret.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,7 +28,8 @@ class RunNews(NamedTuple):
 
 @dataclass(slots=True)
 class NewsArtifact:
-    """The part of one artifact that was sent: characters, their digest, and the number of parts other than text."""
+    """What was sent of one artifact: the number of characters, their digest, and the number of parts other than
+    text."""
 
     chars: int = 0
     parts: int = 0
@@ -40,13 +41,15 @@ class NewsArtifact:
         self.digest.update(text.encode("utf-8", "surrogatepass"))
 
     def begins(self, text: str, parts: int) -> bool:
-        """Whether `text` continues the text sent so far."""
+        """Whether `text` begins with the text sent so far, and there are no fewer `parts`."""
         begun = sha256(text[: self.chars].encode("utf-8", "surrogatepass"))
         return len(text) >= self.chars and parts >= self.parts and begun.digest() == self.digest.digest()
 
 
 @dataclass(slots=True)
 class RunStream:
+    """The events for one follower of a run. `of` converts one A2A response."""
+
     _heard: dict[str, NewsArtifact] = field(default_factory=dict)
     _status: Mapping[str, Any] = field(default_factory=dict)
 
@@ -114,7 +117,8 @@ def _parted(parts: Sequence[Mapping[str, Any]]) -> tuple[str, list[Mapping[str, 
 
 @dataclass(slots=True)
 class RunVisibility:
-    """The view of one listener. `is_theirs` returns whether operators ordered the run."""
+    """Removes secrets from the events for one follower, unless `is_theirs`: an operator ordered the run. Text is held
+    until its line is complete; `rest` returns what is held at the end."""
 
     is_theirs: bool
     _lines: dict[str, SanitizedLines] = field(default_factory=dict)

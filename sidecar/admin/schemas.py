@@ -32,7 +32,7 @@ _PATTERNS: Final[Mapping[str, str]] = {
     PLAIN["pattern"]: "one line of text",
     SLUG["pattern"]: "lower-case letters and digits, parts joined by single hyphens",
     PRINCIPAL["pattern"]: "user:<id> or nhi:<id>",
-    CALLER["pattern"]: "user:<id> or nhi:<id>",
+    CALLER["pattern"]: "user:<id>, nhi:<id> or anonymous",
     OBJECT["pattern"]: "tool:<server>/<tool>, prompt:…, resource:… or nhi:…",
 }
 _TYPES: Final = {"boolean": "true or false", "integer": "a whole number", "number": "a number", "object": "an object"}
@@ -47,7 +47,8 @@ class SchemaMember(NamedTuple):
 
 
 def members_of(model: type) -> Iterator[SchemaMember]:
-    """The members of a model. Members of a dataclass with a default are optional, and omitted if None."""
+    """The members of a model. A member of a dataclass with a default is optional; if the default is None, it is omitted
+    instead of null."""
     hints = get_type_hints(model, include_extras=True)
     defaults = {each.name: each.default for each in fields(model)} if is_dataclass(model) else {}
     for name, hint in hints.items():
@@ -68,7 +69,7 @@ def ref(model: type) -> dict[str, str]:
 
 
 def schema_of(model: type, models: Collection[type] = ()) -> dict[str, Any]:
-    """The JSON Schema of a model, which may refer to others of `models`."""
+    """The JSON Schema of a model. It refers to the schemas of `models` in the OpenAPI document."""
     members = list(members_of(model))
     return {
         "type": "object",

@@ -1,7 +1,7 @@
 """Tries a question without making the call, and reports the result of each check. Nothing is recorded or charged.
 
 The checks are those of the request pipeline, by the same functions and in the same order. A refusal does not end the
-trial, so all checks report.
+trial, so that all checks report. If a server has not listed its tools yet, it is asked for its list.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ LEARN_S: Final = 2.0
 
 
 class TriedQuestion(NamedTuple):
-    """A chain's question at `at_s`, in seconds since the epoch. Without `has_arguments` it is about calls whose
-    arguments are not written yet."""
+    """A chain's question at `at_s`, in seconds since the epoch. Without `has_arguments`, it is about calls with any
+    arguments."""
 
     chain: Chain
     question: Question
@@ -39,8 +39,8 @@ class TriedQuestion(NamedTuple):
 
 
 class CheckResult(NamedTuple):
-    """The result of one check. `passes` None: there is nothing to check, or the result is unknown; `reason` is the
-    reason of a refusal."""
+    """The result of one check. `passes` None means that there is nothing to check, or that the result is unknown or
+    waits for a person. `told` explains it. `reason` is the reason of the refusal."""
 
     name: str
     passes: bool | None
@@ -56,8 +56,8 @@ class Trial:
     stages: Stages
 
     async def answer(self, tried: TriedQuestion) -> Mapping[str, Any]:
-        """Returns the results of all checks, with the explanation of policy and the current state of the limits. Raises
-        TimeoutError."""
+        """Returns the results of all checks, the explanation of policy, and the current state of the limits. Raises
+        TimeoutError if the explanation takes longer than EXPLAIN_S."""
         now, (chain, question, at_s, has_arguments) = self.now, tried
         async with asyncio.timeout(EXPLAIN_S):
             found = await asyncio.to_thread(explain, now.engine, now.budgets, chain, question, at_s)

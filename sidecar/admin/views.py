@@ -1,4 +1,4 @@
-"""Converts runs and agents to response models."""
+"""Converts runs, agents, tasks, schedules and requests for approval to response models."""
 
 from typing import cast
 
@@ -144,7 +144,7 @@ def approval_of(record: ApprovalRecord) -> ApprovalRequest:
 
 
 def approval_in_full(record: ApprovalRecord, objection: str | None) -> ApprovalInFull:
-    """A request for approval, with its arguments for a person without an `objection`."""
+    """A request for approval. `objection` is why its reader may not see the arguments; None: it contains them."""
     shown = None
     if objection is None:
         shown = [cast(ApprovalQuestion, question._asdict()) for question in record.questions]

@@ -10,7 +10,7 @@ import hmac
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from sidecar.admin.admin_app import OperatorSecrets, credential_of, person_of
+from sidecar.admin.admin_app import OperatorSecrets, credential_of, name_of, person_of
 from sidecar.admin.console.form_fields import FormFields
 from sidecar.admin.console.request import ConsoleFault
 from sidecar.admin.console.sessions import ConsoleSession, ConsoleSessions
@@ -98,11 +98,6 @@ def set_cookie(
     age = "; Max-Age=0" if not value else "" if max_age_s is None else f"; Max-Age={max_age_s}"
     secure = "; Secure" if is_secure else ""
     return f"{name}={value}; Path=/console; HttpOnly; SameSite={same_site}{age}{secure}"
-
-
-def name_of(credential: AdminCredential) -> str:
-    """Who has a credential, as audit records name it."""
-    return f"admin:{credential.name or credential.role}"
 
 
 def check_own_page(headers: Headers) -> None:

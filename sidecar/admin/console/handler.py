@@ -15,9 +15,9 @@ from urllib.parse import quote, urlsplit
 import orjson
 from aiohttp import web
 
-from sidecar.admin.admin_app import OperatorSecrets, person_of
+from sidecar.admin.admin_app import OperatorSecrets, name_of, person_of
 from sidecar.admin.console import pages as _pages  # noqa: F401  # registers them
-from sidecar.admin.console.access import ConsoleAccess, ConsoleUser, check_own_page, check_token, name_of
+from sidecar.admin.console.access import ConsoleAccess, ConsoleUser, check_own_page, check_token
 from sidecar.admin.console.addresses import BASE, FIRST, LOGIN, LOGOUT, OIDC_BEGIN, OIDC_FINISH, STATIC
 from sidecar.admin.console.form_fields import FormFields
 from sidecar.admin.console.oidc import LoginRefused, OidcLogins, plain_flow
