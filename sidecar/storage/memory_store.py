@@ -213,6 +213,7 @@ class MemoryRecordStore(Generic[R]):
         return True
 
     def _move(self, entry: _Entry[R], at: Place) -> None:
+        """Gives a record another position in the order of creation."""
         for places in (self._of_owner[entry.record.owner], *([self._shown] if entry.target else ())):
             del places[bisect_left(places, entry.at)]
             insort(places, at)
