@@ -1,12 +1,14 @@
 """Messages to agents that a person must approve: their tasks are `auth-required`, and go on when they are approved."""
 
 import asyncio
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from sidecar.gateway.approvals import ApprovalError, ApprovalState
+from sidecar.gateway.approvals import ApprovalError, ApprovalState, approvals
 from sidecar.protocols.a2a.operations import Binding, Version
 from sidecar.tasks.api import task_runner
 from tests.a2a.approving import DMITRI, SENDS, answer, approving_world, asked, late, requests, rules_of
@@ -220,6 +222,23 @@ async def test_a_held_stream_ends_with_a_refusal(way: tuple[Version, Binding], t
         assert status["state"] == "TASK_STATE_REJECTED" and "not today" in status["message"]["parts"][0]["text"]
         await until_state(world, first["task"]["id"], "TASK_STATE_REJECTED", way)
         assert sent(world) == []
+
+
+async def test_a_held_stream_whose_store_fails_ends_with_that_and_its_task_waits_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(approvals, "TICK_S", 0.05)
+    async with approving_world(tmp_path, settings=QUICK) as world:
+        call = asyncio.create_task(ask(world, *RPC, "message/stream", {"message": HELLO}))
+        await asked(world)
+        await until(lambda: any(request.held for request in world.app.pipeline.live.requests))
+        (file,) = tmp_path.rglob("records.sqlite")
+        with closing(sqlite3.connect(file, isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")  # another process does not let go of it
+            answered = await call
+        first = answered.results[0]["task"]
+        assert answered.error is not None and answered.error["data"][0]["reason"] == "STORE_UNAVAILABLE", answered
+        assert (await state(world, first["id"]))["status"]["state"] == WAITS
 
 
 @pytest.mark.parametrize("outcome", ["refuse", "expire"])

@@ -149,7 +149,8 @@ class HeldMessage:
         if refusal.reason is Reason.APPROVAL_PENDING:
             return b""
         if not self.sends:
-            await self.messages.release(self.task["id"])
+            with suppress(Refusal):  # its reservation lapses, and the worker continues it
+                await self.messages.release(self.task["id"])
         if (state := ENDED.get(refusal.reason)) is None:
             return refusal_event(self.request, refusal)
         ids, text = (self.task["id"], self.task["contextId"]), refusal.answer.message
