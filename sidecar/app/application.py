@@ -171,6 +171,7 @@ class Application:
         parts = self.reloader, follower, self.replicas, self.drift, self.jobs, recent
         report = StatusReport(settings, way, executions, shared.counting, *parts)
         self.report, self._mode, self.stages = report, ENFORCE, self.pipeline.stages
+        self._reloads: set[asyncio.Task[str]] = set()
         # Operators' requests
         self.readiness, self.status, self.banners = report.readiness, report.whole, report.banners
         self.upstreams, self.disabled_principals = report.upstreams, report.disabled_principals
@@ -200,6 +201,9 @@ class Application:
         await self.pipeline.drain(grace_s)  # new calls get 503 from here on
         await self.listening.close(max(LAST_WORDS_S, until_s - now_s()))
         await self.jobs.end()
+        for reloading in self._reloads:
+            reloading.cancel()
+        await asyncio.gather(*self._reloads, return_exceptions=True)
         await self.scheduler.close()
         await self.task_api.runner.stop(max(0.0, until_s - now_s()))
         await self.executions.close(max(0.0, until_s - now_s()))
@@ -355,6 +359,13 @@ class Application:
 
     async def reload(self, by: str) -> str:
         """Adopts a new policy from the source, if there is one, and then reloads all files. Returns the revision in
-        force. Raises ConfigError if the files are invalid; those in force remain."""
+        force. Raises ConfigError if the files are invalid; those in force remain. Continues if its caller disconnects:
+        neither the watcher nor the source reports these changes again."""
+        reloading = asyncio.create_task(self._reload(by), name=f"reload by {by}")
+        self._reloads.add(reloading)
+        reloading.add_done_callback(self._reloads.discard)
+        return await asyncio.shield(reloading)
+
+    async def _reload(self, by: str) -> str:
         await self.follower.look(self.live.current.settings, self.reloader.adopt, by)
         return await self.reloader.reload(by)

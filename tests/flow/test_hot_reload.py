@@ -169,6 +169,18 @@ async def test_what_changes_nothing_is_not_told_and_what_an_editor_left_is_no_po
         assert (await get(running, "/readyz"))[1].count("ready") == 1
 
 
+async def test_a_reload_goes_on_though_its_operator_disconnects(tmp_path: Path) -> None:
+    async with world(tmp_path) as running:
+        before = running.app.watcher.seen
+        plain(tmp_path / "policies", WIDER)
+        _, writer = await asyncio.open_unix_connection(running.app.settings.control_path)
+        writer.write(b"POST /api/reload HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\n\r\n{}")
+        await until(lambda: running.app.watcher.seen is not before)
+        writer.transport.abort()
+        await taken(running)
+        assert await deletes(running) == 200 and "file change" not in {one["by"] for one in controls(running)}
+
+
 async def test_nothing_is_watched_if_the_operator_says_so(tmp_path: Path) -> None:
     async with world(tmp_path, settings="policy: {watch: false}\n") as running:
         plain(tmp_path / "policies", WIDER)
