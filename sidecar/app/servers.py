@@ -5,7 +5,7 @@ local      the pipeline, for one principal each   local[].listen
 gRPC       the pipeline, for agents               server.grpc, and a port for each agent that has one
 admin      the operator pages                     admin.listen, and a socket that only its owner can open
 metrics    health and metrics only                metrics.listen
-decisions  for other enforcement points           pdp.listen; also at the admin listener and its socket
+decisions  for other enforcement points           pdp.listen; also at server.grpc, the admin listener and its socket
 """
 
 from __future__ import annotations

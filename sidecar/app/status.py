@@ -89,7 +89,7 @@ def _by_status(before: RequestSample, after: RequestSample) -> dict[str, int]:
 
 
 class Trouble(NamedTuple):
-    """The reason why the sidecar is degraded: a public code, and sentences for operators."""
+    """A reason why the sidecar is degraded: a public code, sentences for operators, and how often it applies."""
 
     code: str
     told: tuple[str, ...]

@@ -117,7 +117,8 @@ def public_keys_of(key: SigningKey) -> Keys:
 def read_public_keys(path: Path) -> Keys:
     """The Ed25519 keys for checkpoints in a PEM file, or in a JWKS in the sidecar's form. Raises OSError,
     ValueError."""
-    raw = path.read_bytes()[:MAX_KEYS_BYTES]
+    with path.open("rb") as file:
+        raw = file.read(MAX_KEYS_BYTES)
     if raw.lstrip().startswith(b"{"):
         listed = json_object(raw).get("keys")
         entries = listed if isinstance(listed, list) else []

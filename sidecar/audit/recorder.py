@@ -89,7 +89,8 @@ class Audit:
             sink.append([controls.control(shape.RECOVERED, "sidecar", found.facts)])
 
     async def control(self, what: str, by: str, **facts: object) -> None:
-        """Records an action of an operator or of the sidecar: start, stop, reload, mode, switches, keys."""
+        """Records an action of an operator or of the sidecar: start, stop, reload, mode, switches, keys. Raises
+        Refusal(AUDIT_UNAVAILABLE)."""
         job = self.write("control", shape.control(self.key.id, what, by, facts))
         if job is not None and (error := await job) is not None:
             raise UnwrittenRecord(error)

@@ -115,7 +115,8 @@ def _headers(archive: IO[bytes]) -> Iterator[tuple[str, int, bytes]]:
 
 
 def write_member(root: Path, member: TarMember) -> None:
-    """Writes one file, synced to disk, under a folder that only this user can write."""
+    """Writes one file, synced to disk, under a folder that only this user can write. Raises BadArchive if its name is
+    taken, OSError."""
     target = root / member.name
     try:
         target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)

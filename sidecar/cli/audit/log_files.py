@@ -29,7 +29,7 @@ def configured(config: Path) -> Settings:
 
 def logs_named(paths: Sequence[Path], config: Path) -> tuple[tuple[Path, ...], ...]:
     """Returns the paths of each log separately: the configured ones, one for each worker, if no `paths` are given;
-    those in the folders below, if the given folder itself has none."""
+    those in the folders below, if the given folder itself has none. Raises UsageError."""
     if not paths:
         return tuple((path,) for path in configured(config).audit_paths)
     if len(paths) == 1 and paths[0].is_dir() and not any(paths[0].glob(f"*{SUFFIX}*")):
@@ -42,7 +42,7 @@ def logs_named(paths: Sequence[Path], config: Path) -> tuple[tuple[Path, ...], .
 
 
 def logs(paths: Sequence[Path]) -> tuple[Path, ...]:
-    """Returns the files; for a folder, the parts of its log, oldest first."""
+    """Returns the files; for a folder, the parts of its log, oldest first. Raises UsageError."""
     try:
         return all_given(paths)
     except OSError as error:

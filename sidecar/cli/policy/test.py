@@ -108,7 +108,8 @@ def test(
 
 
 def wanted_by(pattern: str | None) -> Callable[[PolicyTest], bool]:
-    """Returns a predicate for `--filter`: a /regular expression/, a pattern with `*`, or a part of `suite: name`."""
+    """Returns a predicate for `--filter`: a /regular expression/, a pattern with `*`, or a part of `suite: name`.
+    Raises UsageError."""
     if pattern is None:
         return lambda test: True
     if len(pattern) > 1 and pattern.startswith("/") and pattern.endswith("/"):

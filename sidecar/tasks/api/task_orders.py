@@ -96,7 +96,7 @@ class TaskOrders:
         return content
 
     async def carry_out(self, charged: Charged) -> Task:
-        """Stores the task. Returns the one that exists if another process stored it first."""
+        """Stores the task. Returns the one that exists if another process stored it first. Raises Refusal."""
         order: PlacedOrder = charged.content
         caller, recording = charged.caller, charged.request.record
         record = self.new(caller, order.task, order.task_id, awaited=charged.request.awaited)

@@ -141,7 +141,8 @@ class Task(NamedTuple):
         return self._replace(step=step)
 
     def moved(self, state: TaskState, now_s: float) -> Self:
-        """Returns the task in another state. A task that was never observed to run passes through `running`."""
+        """Returns the task in another state. A task that was never observed to run passes through `running`. Raises
+        ValueError for a transition that the table lacks."""
         if state is self.state:
             return self
         if state not in MOVES[self.state]:

@@ -244,7 +244,7 @@ class RunFollower(NamedTuple):
 
 
 class ProgramProbe(NamedTuple):
-    """Checks that the program can be found; implements the health check's `Asked`."""
+    """Checks that the program can be found; implements `ProbeAnswer` of the health probes."""
 
     account: UpstreamAccount
     find: Callable[[], str | None]

@@ -260,7 +260,7 @@ class Scheduler:
             self.holds.discard(schedule_id)
 
     async def _part_with(self, schedule_id: str) -> None:
-        """Deletes a schedule that no replica's settings have named for `KEPT_S`."""
+        """Deletes a schedule that no replica's settings have named for long (`ScheduleStanding.expires_at`)."""
         standing = self._known.get(schedule_id)
         if standing is not None and self._now_s >= standing.expires_at:
             gone = standing.removed()
