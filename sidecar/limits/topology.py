@@ -40,7 +40,7 @@ CONNECT_S = 1.0
 ANSWER_S = 0.3
 """The time limit for a query to a node about other nodes."""
 DEADLINES = 3
-"""The minimum for the store's own time limits, for a distant store."""
+"""These time limits last at least so many of the store's own time limits, for a distant store."""
 MAX_KNOWN = 64
 
 Address = tuple[str, int]
@@ -153,8 +153,8 @@ class Sentinels(Finder):
         return connection
 
     async def still(self) -> bool:
-        """A primary that is cut off from the others continues to count, but its counts are lost; the sidecar must leave
-        it."""
+        """Whether the Sentinels still name the primary that was found. One that is cut off from the others continues to
+        count, but its counts are lost; the sidecar must leave it."""
         try:
             return await self._primary() == self._found
         except Trouble:
@@ -241,7 +241,7 @@ class Cluster(Finder):
                 self._nodes += [each for each in named if each not in self._nodes][: MAX_KNOWN - len(self._nodes)]
                 if first <= SLOT <= last and named:
                     owner = named[0]
-        except (TypeError, ValueError, IndexError):
+        except (TypeError, ValueError, LookupError, ArithmeticError):
             raise NoPrimaryError("no table of slots") from None
         if owner is None:
             raise NoPrimaryError("no node owns the slot of the keys")
@@ -249,7 +249,7 @@ class Cluster(Finder):
 
 
 def _address(host: Any, port: Any, asked_host: str) -> Address:
-    """A node's address. A server that does not know its own name is reached under the address that was used."""
+    """Returns a node's address. A server that does not know its own name is reached under the address that was used."""
     if not isinstance(host, bytes | None) or not 0 < int(port) < 65536:
         raise NoPrimaryError("no address")
     return (host or b"").decode("ascii", "replace") or asked_host, int(port)
@@ -303,7 +303,7 @@ def _sentinel_login(chosen: StoreSettings) -> dict[str, Any]:
 def _connection(
     chosen: StoreSettings, place: StorePlace, login: Callable[[], dict[str, Any]], address: Address
 ) -> RedisConnection:
-    """Creates a connection. redis-py must not retry: a charge that is sent twice would be charged twice."""
+    """Returns a connection that is not yet connected. redis-py must not retry: every attempt has its own deadline."""
     options: dict[str, Any] = {
         **login(),
         "socket_connect_timeout": _at_least(CONNECT_S, chosen),

@@ -7,6 +7,7 @@ import ssl
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext, suppress
 from itertools import count
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -137,7 +138,14 @@ TABLES = [
 ]
 
 
-NO_TABLES = [None, b"OK", [], [[0, 1]], [[0, 16383]], *([[0, 16383, odd]] for odd in ([b"a", 0], [7, 7000], []))]
+NO_TABLES = [
+    None,
+    b"OK",
+    [],
+    [[0, 1]],
+    [[0, 16383]],
+    *([[0, 16383, odd]] for odd in ([b"a", 0], [7, 7000], [], [b"a", inf])),
+]
 
 
 @pytest.mark.parametrize(("table", "expected"), [*TABLES, *((table, None) for table in NO_TABLES)])
