@@ -12,8 +12,9 @@
     degraded.py           admits a bounded number of calls while the store is unavailable
     counters.py           the arithmetic of hours, days, months, rates and slots
     session_calls.py      limits lists and pings
+    usage_report.py       reports used and remaining limits; store_monitor.py: the state of the store
 
-A call is charged before the request is sent to the upstream. Once sending begins, the charges remain, whatever the
+A call is charged before the request is sent to the upstream. Once sending begins, it remains charged, whatever the
 upstream does; until then every charge is returned (argument refused, caller disconnected, internal error). The maximum
 cost of a call is reserved; the part that its complete response did not cost is returned. Without a response the whole
 reservation remains, because the cost is unknown.
@@ -60,7 +61,8 @@ Excuse = Callable[[Refusal], bool]
 def open_store(
     chosen: StoreSettings, clock: Callable[[], float], *, lease_s: float = LEASE_S, observer: StoreObserver = UNSEEN
 ) -> CounterStore:
-    """Builds the store of the settings without connecting. `clock` returns seconds since the epoch."""
+    """Builds the store of the settings without connecting. `clock` returns seconds since the epoch. Raises
+    SettingsError for unusable files."""
     if chosen.is_memory:
         return MemoryCounters(clock, lease_s=lease_s)
     from sidecar.limits.redis_store import RedisCounters
@@ -125,7 +127,7 @@ class Limiter:
 
 class Lease:
     """The slots of one call, and the states of its limits. Set `forwarded` immediately before writing to the upstream;
-    from then on the charges remain."""
+    from then on the call remains charged."""
 
     pending = False
     """Whether `charge` must still be awaited."""
@@ -135,7 +137,7 @@ class Lease:
     numbers: Sequence[int] | None = None
     """A `Verdict`'s numbers, as of the charge."""
     charged = 0
-    """The amount charged to each of `states`."""
+    """1 if `states` are those of charged limits, otherwise 0."""
     counted: tuple[object, tuple[int, ...]] | None = None
     """The charges, the same object for the same plan, and the remaining amount of each limit. None if a limit counts
     costs, or nothing was charged."""
@@ -191,7 +193,7 @@ class Lease:
 
     @property
     def states(self) -> tuple[LimitState, ...]:
-        """The state of every limit that was charged, including later returns; or the limit that was excused."""
+        """The state of every limit that was charged, less what was returned later; or the limit that was excused."""
         numbers, charges = self.numbers, self.plan.charges
         if numbers is None:
             return (self._excused,) if self._excused else ()
@@ -223,7 +225,7 @@ class Lease:
 
 
 def _refusal(plan: LimitPlan, verdict: Verdict) -> Refusal:
-    """Refuses with the limit that has the longest wait, because an earlier retry would be refused again."""
+    """Returns the refusal with the limit that has the longest wait, because an earlier retry would be refused again."""
     charge, standing = max(zip(plan.charges, verdict.standings, strict=True), key=lambda pair: pair[1].wait_us)
     state = _state(charge, standing.remaining, standing.reset_us)
     if verdict.degraded:  # the local allowance is used; the limit itself may have room
@@ -242,7 +244,7 @@ def _state(charge: LimitCharge, remaining: int, reset_us: int) -> LimitState:
 
 
 def _month_s(end_us: int) -> float:
-    """The length of the month that ends at `end_us`."""
+    """Returns the length of the month that ends at `end_us`, in seconds."""
     end = datetime.fromtimestamp(end_us // SECOND_US, UTC)
     begin = end.replace(year=end.year - 1, month=12) if end.month == 1 else end.replace(month=end.month - 1)
     return (end - begin).total_seconds()

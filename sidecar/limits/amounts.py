@@ -16,7 +16,6 @@ MILLION: Final = 1_000_000
 MOST: Final = 999_999_999_999_999
 """The largest limit, in millionths of its unit."""
 
-MAX_STEPS: Final = 16
 _WRITTEN = re.compile(r"[0-9]{1,9}(\.[0-9]{1,6})?")
 _REPORTED = re.compile(r"[0-9]{1,20}(\.[0-9]{1,20})?([eE][+-]?[0-9]{1,3})?")
 _EXACT = Context(prec=80)
@@ -28,7 +27,8 @@ _PARTS: Final = ("task", "message", "statusUpdate", "artifactUpdate")
 
 
 def millionths(written: object) -> int:
-    """Parses a configured amount, a number or a quoted number of up to six decimal places. Raises ValueError."""
+    """Parses a configured amount, a number or a quoted number of up to six decimal places, into millionths. Raises
+    ValueError."""
     text = repr(written) if isinstance(written, int | float) and not isinstance(written, bool) else written
     if isinstance(text, str) and "e-" in text and isinstance(written, float):
         text = format(Decimal(text), "f")  # such as 0.00001
@@ -38,12 +38,14 @@ def millionths(written: object) -> int:
 
 
 def in_units(amount: int) -> float:
-    """Converts millionths to units; whole amounts become ints. The result is exact, also after a JSON round trip."""
+    """Converts millionths to units; whole amounts become ints. The result is written with exactly the digits of the
+    amount, also after a JSON round trip."""
     return amount // MILLION if amount % MILLION == 0 else amount / MILLION
 
 
 def path_of(text: str) -> tuple[str, ...]:
-    """The steps of `_meta.usage.cost`, or of a JSON Pointer (RFC 6901) for names with dots. Raises ValueError."""
+    """Returns the steps of `_meta.usage.cost`, or of a JSON Pointer (RFC 6901) for names with dots. Raises
+    ValueError."""
     if _DOTTED.fullmatch(text):
         return tuple(text.split("."))
     if not _POINTER.fullmatch(text):
@@ -52,7 +54,7 @@ def path_of(text: str) -> tuple[str, ...]:
 
 
 def reported(result: Mapping[str, Any], path: Sequence[str], most: int) -> int | None:
-    """The amount that a result reports at a path, in millionths and at most `most`; None if it reports none."""
+    """Returns the amount that a result reports at a path, in millionths and at most `most`; None if it reports none."""
     for holder in _holders(result):
         if (amount := _amount(_at(holder, path), most)) is not None:
             return amount

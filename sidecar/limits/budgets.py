@@ -42,7 +42,8 @@ PERIODS = ("per_hour", "per_day", "per_month")
 
 
 def load_budgets(path: Path) -> Budgets:
-    """Reads budgets.yaml. Without the file nothing is limited. Raises PolicyError with every error and its position."""
+    """Reads budgets.yaml; without the file, there are no entries. Raises PolicyError with every error and its
+    position."""
     if not path.exists() and not path.is_symlink():  # a dangling link is an error, not "no limits"
         return Budgets()
     file = read_document(path, error=PolicyError, inside=path.parent).validate(BudgetsFile)
@@ -67,14 +68,14 @@ def entries_of(offers: Mapping[str, AgentOffer]) -> tuple[BudgetRule, ...]:
 
 
 def _caps(rate: tuple[float | None, int | None] = (None, None), **most: int | None) -> tuple[LimitCap, ...]:
-    """One cap for each limit that is set: a rate with its burst, and the most of each kind."""
+    """Returns one cap for each limit that is set and not 0: a rate with its burst, and the most of each kind."""
     per_second, burst = rate
     caps = [] if per_second is None else [LimitCap("rate", burst_of(per_second, burst), interval_us(per_second))]
     return (*caps, *(LimitCap(cast(Kind, kind), number) for kind, number in most.items() if number))
 
 
 def _matching(pattern: str, message: str, hint: str) -> AfterValidator:
-    """Accepts text that matches the pattern as a whole."""
+    """Returns a validator that accepts text that matches the pattern as a whole."""
 
     def check(text: str) -> str:
         if not re.fullmatch(pattern, text):
@@ -318,7 +319,8 @@ class BudgetEntry(Section):
 
 
 def _spelling(entry: object) -> str:
-    """Whether an entry of `budgets:` has the sidecar's format or that of the original data models."""
+    """Returns `ours` for an entry of `budgets:` in the sidecar's format, otherwise `seed`, as in the original data
+    models."""
     ours = isinstance(entry, BudgetEntry) or (isinstance(entry, Mapping) and not _OURS.isdisjoint(entry))
     return "ours" if ours else "seed"
 

@@ -5,7 +5,7 @@
     charged  this instance's charges of the last two minutes, numbered. For a promoted replica: replication loses a
              suffix of the writes, and the number that the replica has marks the beginning of that suffix.
 
-Both are bounded. Dropped entries are not restored; `dropped` counts them.
+Both are bounded, and dropped entries are not restored; `dropped` counts those of `seen`.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ class SeenUsage(NamedTuple):
 LatestCharge = tuple[Charges, Verdict, bool]
 """The latest charge of a plan, which is not in `seen` yet, and whether there are slots among its charges."""
 RecentCharge = tuple[int, float, Charges]
-"""One charge by this instance: its number, which increases by one per reservation, and its monotonic time."""
+"""One charge by this instance: its number, which increases with each reservation, its monotonic time, and the
+charges."""
 
 
 class CounterMemory:
@@ -110,7 +111,7 @@ class CounterMemory:
             self._use_less(charges)
 
     def reset(self, keys: Collection[str]) -> None:
-        """Forgets the charges of these counters before they were reset."""
+        """Records that these counters were reset: what was charged to them before is forgotten."""
         self._see_latest()
         gone = frozenset(keys)
         for seen in self._seen.values():
@@ -129,11 +130,12 @@ class CounterMemory:
 
     @property
     def held(self) -> Sequence[tuple[str, Charges]]:
-        """The running calls that hold slots."""
+        """The running calls that hold slots, by decision id, with all their charges."""
         return tuple(self._held.items())
 
     def after(self, tide: int, now_s: float) -> Sequence[tuple[str, Charges]]:
-        """The charges that a store at this tide has not received, oldest first, without the slots of ended calls."""
+        """Returns the charges that a store at this tide has not received, oldest first, without the slots of ended
+        calls."""
         return tuple(
             (decision_id, charges)
             for decision_id, (number, at_s, whole) in self._charged.items()
@@ -147,7 +149,7 @@ class CounterMemory:
         self._charged.clear()
 
     def pages(self, size: int) -> Iterator[Sequence[SeenUsage]]:
-        """Every counter whose window had not ended when last seen, in pages of `size`."""
+        """Yields every counter whose window had not ended at the store's last reported time, in pages of `size`."""
         self._see_latest()
         page: list[SeenUsage] = []
         for counters in self._seen.values():

@@ -1,8 +1,9 @@
 """Implements the arithmetic of each kind of counter, in integer microseconds since the epoch.
 
-`admit.lua` does the same in Redis; one test compares the two. `take` charges a call if there is room for it. `undo`
-reverses this immediately, because another limit of the call had no room. `give_back` returns an earlier charge. `ask`
-does not change counts.
+`admit.lua` does the same in Redis; one test compares the two. `take` charges a call and returns the new state, or None
+if there is no room for it. `undo` reverses this immediately, because another limit of the call had no room. `give_back`
+returns an earlier charge. `ask` returns the state and does not change counts. `idle` reports whether nothing is
+charged.
 
     SlidingWindow     hour          one-minute buckets: at most N in any 60 minutes; all N are back after 61 idle ones
     CalendarWindow    day, month    one calendar day or month, UTC
@@ -40,7 +41,7 @@ class CounterState(NamedTuple):
 
 
 Told = tuple[int, int, int]
-"""The fields of a CounterState as a plain tuple, which is ten times cheaper. Most are never read."""
+"""The fields of a CounterState as a plain tuple, which costs a tenth. Most are never read."""
 
 
 class SlidingWindow:
@@ -170,17 +171,17 @@ class CalendarWindow:
 
 
 def by_day() -> CalendarWindow:
-    """A counter per day, UTC."""
+    """Returns a counter per day, UTC."""
     return CalendarWindow(lambda moment_us: (moment_us // DAY_US + 1) * DAY_US, 2 * DAY_US)
 
 
 def by_month() -> CalendarWindow:
-    """A counter per month, UTC."""
+    """Returns a counter per month, UTC."""
     return CalendarWindow(month_end_us, 62 * DAY_US)
 
 
 def month_end_us(moment_us: int) -> int:
-    """The first midnight of the next month, UTC."""
+    """Returns the first midnight of the next month, UTC, in µs since the epoch."""
     moment = datetime.fromtimestamp(moment_us // SECOND_US, UTC)
     year, months = divmod(12 * moment.year + moment.month, 12)
     return int(datetime(year, months + 1, 1, tzinfo=UTC).timestamp()) * SECOND_US

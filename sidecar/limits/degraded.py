@@ -1,9 +1,9 @@
 """Admits a bounded number of calls locally while the shared store is unavailable.
 
 The number is absolute, per limit, window and instance, continues across outages within a window, and is charged to the
-store when the store is available again. Calls with a cost are not admitted, because an uncounted budget has no bound.
-When the number is used, the caller receives 503 for the outage instead of a limit refusal, because the limit may have
-room.
+store when the store is available again. Calls that a budget counts are not admitted, because an uncounted budget has no
+bound. When the number is used, the caller receives 503 for the outage instead of a limit refusal, because the limit may
+have room.
 """
 
 from __future__ import annotations

@@ -148,12 +148,13 @@ class MemoryCounters:
         return round(self._clock() * SECOND_US)
 
     def _counters_of(self, charges: Charges) -> Bound:
-        """Each charge with its counter, which is a new one if it is not in use."""
+        """Returns each charge with its counter, which is a new one if it is not in use."""
         known = ((charge, self._tables[charge.kind].get(charge.key)) for charge in charges)
         return tuple([(charge, self._fresh[charge.kind]() if found is None else found) for charge, found in known])
 
     def _bind(self, charges: Charges, counters: Bound, now_us: int, decision_id: str) -> None:
-        """Inserts the new ones among these counters, which were just charged, and stores their plan."""
+        """Inserts the new ones among these counters, which were just charged, and stores their plan. Raises
+        StoreUnavailable if there is no room for one; the charges are then undone."""
         for charge, counter in counters:
             table = self._tables[charge.kind]
             if charge.key in table:

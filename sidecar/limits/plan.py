@@ -45,7 +45,7 @@ class LimitCap:
 
 @dataclass(frozen=True, slots=True)
 class BudgetRule:
-    """One line of budgets.yaml, or of an agent's own settings (`agents`). With `each`, every principal has its own
+    """One entry of budgets.yaml, or of an agent's own settings (`agents`). With `each`, every principal has its own
     counter; otherwise all share one. `pattern` names objects (`tools`, `agents`), or principals or roles (`principals`,
     `budgets`), with the single wildcard `*`; in `budgets` "" matches every principal. Budgets count the costs of calls
     on `object` in `unit`."""
@@ -88,8 +88,8 @@ class CallCost:
 class LimitCharge:
     """One counter that a call moves. `limit` is its label, which consists of configuration only; `key` names the
     counter. `most` is the limit's number (for a rate, the burst), `interval_us` a rate's time between two calls,
-    `window_s` the length of the window (0 for concurrency). A limit with a `unit` counts costs: `most` and `amount` are
-    then in millionths of it."""
+    `window_s` the length of the window (31 days for a month, 0 for concurrency). A limit with a `unit` counts costs:
+    `most` and `amount` are then in millionths of it."""
 
     limit: str
     kind: Kind
@@ -109,7 +109,7 @@ _WINDOWS_S: dict[Kind, float] = {"hour": 3600.0, "day": 86400.0, "month": 31 * 8
 
 
 def lasting(charges: tuple[LimitCharge, ...]) -> tuple[LimitCharge, ...]:
-    """All charges except slots, which are freed when their call ends."""
+    """Returns all charges except slots, which are freed when their call ends."""
     return tuple([charge for charge in charges if charge.kind != "concurrency"])
 
 
@@ -152,7 +152,7 @@ class LimitPlan:
         return any(cost.path and reported(result, cost.path, cost.most) is not None for cost in self.costs)
 
     def spent(self, result: Mapping[str, Any] | None) -> Mapping[str, int]:
-        """The cost of a call, by unit: the reported one, otherwise the declared one."""
+        """Returns the cost of a call in millionths, by unit: the reported one, otherwise the declared one."""
         spent: dict[str, int] = {}
         for cost in self.costs:
             told = reported(result, cost.path, cost.most) if result is not None and cost.path else None
@@ -160,8 +160,8 @@ class LimitPlan:
         return spent
 
     def unspent(self, spent: Mapping[str, int]) -> tuple[LimitCharge, ...]:
-        """The charges that the end of a call returns: its slots, and the part of the reservation that it did not
-        spend."""
+        """Returns the charges that the end of a call returns: its slots, and the part of the reservation that it did
+        not spend."""
         paid = [charge for charge in self.charges if charge.unit and charge.amount > spent.get(charge.unit, 0)]
         rest = (replace(charge, amount=charge.amount - spent.get(charge.unit, 0)) for charge in paid)
         return (*self.slots, *rest)
@@ -211,7 +211,8 @@ class Budgets:
 
     @property
     def asked_for(self) -> list[str]:
-        """Every principal of the cached plans' chains, most recent last."""
+        """The principals of the cached plans' chains, in the order in which the plans were made. Some occur
+        repeatedly."""
         asked: list[Any] = list(self.remembered)
         return [name for _, names, *_ in asked for name in names]
 
@@ -222,8 +223,8 @@ class Budgets:
 
 
 def plan_charges(budgets: Budgets, chain: Chain, roles_of: RolesOf, call: Call, decision: Decision) -> LimitPlan:
-    """The charges of an allowed call. `roles_of` returns all roles of a principal, from tokens and policy; it is called
-    only if an entry names a role."""
+    """Returns the charges of an allowed call. `roles_of` returns all roles of a principal, from tokens and policy; it
+    is called only if an entry names a role."""
     if call.session:
         return NOTHING
     known = budgets.latest.get(id(decision.links))
@@ -278,19 +279,19 @@ def _plan(
 
 
 def rule_label(rule_id: str) -> str:
-    """The label of a rule's limit in metrics and audit records."""
+    """Returns the label of a rule's limit in metrics and audit records."""
     return f"rule:{rule_id}"
 
 
 def label_of(entry: BudgetRule, cap: LimitCap) -> str:
-    """The label of one cap of an entry in metrics and audit records."""
+    """Returns the label of one cap of an entry in metrics and audit records."""
     what = [entry.object] if entry.object != "*" else []
     parts = [entry.source, *filter(None, (entry.pattern,)), *what, *filter(None, (entry.unit,)), cap.kind]
     return ":".join(parts)
 
 
 def row_charge(row: RowLimit) -> LimitCharge:
-    """The charge of a rule's own limit."""
+    """Returns the charge of a rule's own limit."""
     return LimitCharge(
         rule_label(row.rule_id), "hour", _key("hour", "rule", row.rule_id, row.counted_for), row.per_hour
     )
@@ -312,7 +313,7 @@ def _spending(
     roles: tuple[frozenset[str], ...],
     costs: tuple[CallCost, ...],
 ) -> Iterator[LimitCharge]:
-    """The maximum cost of the call, in each budget of its unit."""
+    """Yields the maximum cost of the call, in each budget of its unit."""
     due: dict[str, int] = {}
     for cost in costs:  # capped just above the largest limit, so that the sum can be counted and is still refused
         due[cost.unit] = min(due.get(cost.unit, 0) + cost.most, MOST + 1)
@@ -331,14 +332,14 @@ def _charges(entry: BudgetRule, principal: str) -> Iterator[LimitCharge]:
 
 
 def charge_of(entry: BudgetRule, cap: LimitCap, counted_for: str) -> LimitCharge:
-    """The counter of one cap for a principal, or with "" the shared one."""
+    """Returns the charge of one cap for a principal, or with "" of the shared counter."""
     also = (entry.object, entry.unit) if entry.unit else ()
     key = _key(cap.kind, entry.source, entry.pattern, *also, counted_for)
     return LimitCharge(label_of(entry, cap), cap.kind, key, cap.most, interval_us=cap.interval_us, unit=entry.unit)
 
 
 def _key(kind: Kind, *parts: str) -> str:
-    """A counter's name. Each part is prefixed with its length, so that `a:b` + `c` and `a` + `b:c` differ."""
+    """Returns a counter's name. Each part is prefixed with its length, so that `a:b` + `c` and `a` + `b:c` differ."""
     digest = sha256()
     for part in parts:
         raw = part.encode()

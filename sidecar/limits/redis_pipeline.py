@@ -64,7 +64,8 @@ class Batch:
 
 
 class RedisPipeline(asyncio.Protocol):
-    """One open connection. `deadline_s` is the time limit of a reply; `lost` is called once when it ends."""
+    """One open connection. `deadline_s` is the time limit of a reply; `lost` is called once, when the connection
+    ends."""
 
     def __init__(self, connection: RedisConnection, deadline_s: float, lost: Callable[[RedisPipeline], None]) -> None:
         self._connection = connection
@@ -86,8 +87,8 @@ class RedisPipeline(asyncio.Protocol):
         self._close: Callable[[], None] = connection._close
 
     def _taken_over(self) -> asyncio.Transport:
-        """Returns the transport of the connection, which from then on belongs to this object, and the bytes that have
-        arrived."""
+        """Takes over the connection's transport, and the bytes that have already arrived. Returns the transport. Raises
+        PipelineLost if the connection is closed."""
         reader, writer = self._connection._reader, self._connection._writer
         if reader is None or writer is None:
             raise PipelineLost(self.why)
@@ -107,7 +108,7 @@ class RedisPipeline(asyncio.Protocol):
         return reply
 
     def send(self, packed: bytes, reply: Reply) -> None:
-        """Sends a packed command."""
+        """Sends a packed command, whose reply is set on `reply`."""
         if self.ended:
             reply.set_exception(PipelineLost(self.why))
             return
@@ -168,7 +169,7 @@ class RedisPipeline(asyncio.Protocol):
     def _flush(self) -> None:
         self._flushing = None
         if self._paused or self.ended:
-            return  # unread bytes are sent earlier
+            return  # `resume_writing` sends them after the earlier bytes
         commands, self._outbox = self._outbox, []
         self._sending, self._batch = self._batch, Batch()
         self._sending.due_s = self.loop.time() + self._deadline_s

@@ -130,7 +130,7 @@ class Settlement:
         self.verb, self.charges, self.decision_id, self.until_s = verb, charges, decision_id, until_s
 
     def again(self) -> Settlement:
-        """A copy, to be sent once more."""
+        """Returns a copy, to be sent once more."""
         return Settlement(self._store, self.verb, self.charges, self.decision_id, self.until_s)
 
     def done(self) -> bool:
@@ -155,7 +155,8 @@ class Settlement:
 
 class PackedCommand:
     """A script with its arguments for some `charges`, packed for the wire. The decision id is between the parts, at the
-    end of its record's key and separately; a charge's number follows. All ids of calls have the same length."""
+    end of its record's key and separately; a charge's number follows. The parts depend on the length of the id, which
+    rarely changes."""
 
     __slots__ = ("_packed", "_parts", "_size", "charges")
 
@@ -166,7 +167,7 @@ class PackedCommand:
         self.charges, self._size, self._packed = charges, -1, (before_key, *packed.split(_bulk(ID_HERE), 1))
 
     def filled(self, decision_id: str, number: int | None = None) -> bytes:
-        """The command for one call."""
+        """Returns the command for one call."""
         written = decision_id.encode()
         if (size := len(written)) != self._size:
             before_key, before_id, rest = self._packed
@@ -221,7 +222,7 @@ class RedisCounters:
 
     @classmethod
     def at(cls, url: str, *, lease_s: float = LEASE_S, deadline_s: float = DEADLINE_S) -> RedisCounters:
-        """The store at a URL, with default settings."""
+        """Returns the store at a URL, with default settings."""
         return cls(finder_of(StoreSettings(url=url)), lease_s=lease_s, deadline_s=deadline_s)
 
     @property
@@ -233,7 +234,7 @@ class RedisCounters:
         return self._link.trouble if self._link.wire is None else self._refusing.why(monotonic())
 
     def charge_now(self, charges: Charges, decision_id: str) -> None:
-        """Never: the server's reply takes a while."""
+        """Charges nothing: the server's reply takes a while."""
 
     async def reserve(self, charges: Charges, decision_id: str) -> Verdict:
         began_s = monotonic()
@@ -340,7 +341,7 @@ class RedisCounters:
     async def _run(self, wire: RedisPipeline, script: CounterScript, arguments: list[str | int]) -> Any:
         try:
             return await wire.ask("EVALSHA", script.sha, *arguments)
-        except NoScriptError:  # see `_reserve`
+        except NoScriptError:  # see `reserve`
             return await wire.ask("EVAL", script.text, *arguments)
 
     def _refused(self, error: ResponseError, wire: RedisPipeline) -> None:
@@ -354,7 +355,7 @@ class RedisCounters:
     def _guarded(
         self, charges: Charges, decision_id: str, number: int, record_ms: int = REMEMBER_S * 1000
     ) -> list[str | int]:
-        """The arguments of guard.lua: those of admit.lua, then the expected store."""
+        """Returns the arguments of guard.lua: those of admit.lua, then the expected store."""
         arguments = self._arguments(charges, decision_id, record_ms=record_ms)
         count = len(charges) + 1
         arguments[0] = count + 2
@@ -516,7 +517,7 @@ class RedisCounters:
                 self.warning = eviction_warning(await wire.ask("INFO", "memory"))
 
     async def _whose(self, wire: RedisPipeline) -> tuple[str, int]:
-        """The epoch of the store, and this instance's tide in it."""
+        """Returns the epoch of the store, and this instance's tide in it; -1 without one. Raises LeaveError."""
         asked: list[str | int] = [2, EPOCH, self._tide, secrets.token_hex(8), EPOCH_MS]
         reply = await self._run(wire, self._scripts.epoch, asked)
         match reply:
@@ -525,7 +526,8 @@ class RedisCounters:
         raise LeaveError("a foreign reply")
 
     async def _charge_again(self, wire: RedisPipeline, tide: int) -> None:
-        """Repeats charges that a promoted replica did not receive, or that a restored backup lacks."""
+        """Repeats the charges after a tide, which a promoted replica did not receive, or which a restored backup
+        lacks."""
         lost = self._recall.after(tide, monotonic())
         for first in range(0, len(lost), PAGE):
             await asyncio.gather(*(self._force(wire, *call) for call in lost[first : first + PAGE]))
@@ -566,7 +568,7 @@ class _ForeignReplyError(LeaveError):
 
 
 def eviction_warning(info: Any) -> str:
-    """What operators should know about the server's reply to `INFO memory`; "" if there is no problem or no
+    """Returns what operators should know about the server's reply to `INFO memory`; "" if there is no problem or no
     information. Every counter has a time to live, so with a memory bound any policy but `noeviction` may evict it,
     which restarts its limit unnoticed."""
     if not isinstance(info, bytes):
@@ -595,7 +597,8 @@ def _whatever(charges: Charges) -> Charges:
 
 
 def _verdict(reply: Any, charges: Charges, decision_id: str) -> Verdict:
-    """Parses admit.lua's reply strictly: it begins with the call's decision id, and the rest are integers."""
+    """Parses admit.lua's reply strictly: it begins with the call's decision id, and the rest are integers. Raises
+    _ForeignReplyError, and CounterUnreadable for a call that was returned before its charge."""
     if not isinstance(reply, list) or len(reply) != 3 + 3 * len(charges) or reply[0] != decision_id.encode():
         raise _ForeignReplyError("a foreign reply")
     numbers = reply[1:]

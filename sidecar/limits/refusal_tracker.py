@@ -33,12 +33,12 @@ _FORBIDDEN: Final = ("ACL failure in script", "The user executing the script can
 
 
 def code_of(error: ResponseError) -> str:
-    """The code of an error reply, which is its beginning."""
+    """Returns the code of an error reply, which is its beginning."""
     return str(error).partition(" ")[0]
 
 
 def counts_no_more(error: ResponseError) -> bool:
-    """Whether another server owns the counters, or this one lost its state; it is not used until that is resolved."""
+    """Whether another server owns the counters, or this one has lost its state; the connection to it then ends."""
     return isinstance(error, ReadOnlyError | MovedError) or code_of(error) == "EPOCH"
 
 
@@ -82,7 +82,8 @@ class RefusalTracker:
             del self.current[what]
 
     def why(self, now_s: float, what: str = "") -> str:
-        """The server's reason for refusing `what`, or any operation, for operators; "" if nothing is refused."""
+        """Returns the server's reason for refusing `what`, or any operation, for operators; "" if nothing is
+        refused."""
         for asked, no in tuple(self.current.items()):
             if now_s - no.at_s > HOLDS_S:
                 del self.current[asked]
@@ -92,5 +93,5 @@ class RefusalTracker:
 
 
 def printable(error: ResponseError) -> str:
-    """A server's error text, made safe for the log."""
+    """Returns a server's error text, made safe for the log."""
     return "".join(character for character in f"{type(error).__name__}: {error}" if character.isprintable())[:300]

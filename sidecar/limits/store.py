@@ -46,7 +46,7 @@ class StoreObserver:
     """Receives events of a store; this one ignores them."""
 
     def answered(self, duration_s: float) -> None:
-        """A reservation was answered, admitted or not."""
+        """A reservation took this long, whether it was admitted, refused or failed."""
 
     async def forgot(self, how: Forgot, count: int) -> None:
         """The store returned with older data and was restored: `count` counters were too low, or charges missing."""
@@ -69,7 +69,7 @@ class CounterStore(Protocol):
 
     @property
     def up(self) -> bool:
-        """Whether the last contact succeeded and the store accepts charges."""
+        """Whether the store is connected and accepts charges."""
 
     @property
     def trouble(self) -> str:
@@ -102,7 +102,7 @@ class CounterStore(Protocol):
         """Extends the slots of a running call."""
 
     async def look(self, charges: Charges) -> tuple[CounterState, ...]:
-        """The state of each limit, in order; nothing is charged. Raises StoreUnavailable."""
+        """Returns the state of each limit, in order; nothing is charged. Raises StoreUnavailable."""
 
     async def reset(self, charges: Charges) -> None:
         """Sets these counters to unused, except slots, which running calls hold. Raises StoreUnavailable."""
@@ -115,4 +115,4 @@ class CounterStore(Protocol):
         """Raises StoreUnavailable if the store does not answer in time."""
 
     async def close(self) -> None:
-        """Finishes started operations, within a second, and disconnects."""
+        """Finishes started operations, as far as that takes less than a second, and disconnects."""

@@ -2,7 +2,7 @@
 
     connected   calls are sent at once; a late reply refuses its call, and silence ends the connection
     mending     the first reconnection attempt runs; calls wait for it, within the deadline
-    down        that attempt failed and is repeated once a second; calls are refused at once without waiting
+    down        that attempt failed and is repeated, soon once a second; calls are refused at once without waiting
 
 Twice a second the server is queried for its identity, so an idle instance notices an outage, a change of primary and an
 emptied store.
@@ -59,7 +59,7 @@ class StoreConnection:
         self.wire: RedisPipeline | None = None
 
     async def ready(self) -> RedisPipeline:
-        """The connection; waits within the deadline while its state is unknown. Raises StoreUnavailable."""
+        """Returns the connection; waits within the deadline while its state is unknown. Raises StoreUnavailable."""
         if self.wire is None:
             self._mend_soon()
             await self._first_attempt()
@@ -74,7 +74,7 @@ class StoreConnection:
         wire.condemn(type(error).__name__)
 
     async def close(self) -> None:
-        """Disconnects and stops reconnecting."""
+        """Stops reconnecting and querying the server. `wire` remains open for final operations."""
         self._closed = True
         for task in (self._mending, self._beating):
             if task:
@@ -82,7 +82,8 @@ class StoreConnection:
                 await asyncio.wait([task])
 
     async def last(self) -> RedisPipeline | None:
-        """After closing, returns the connection for final operations, or one from a single new attempt."""
+        """After closing, returns the connection for final operations, or one from a single new attempt; None if that
+        fails."""
         if self.wire is None:
             with suppress(*Trouble, PipelineLost, LeaveError, StoreUnavailable):
                 wire = await self._connected()

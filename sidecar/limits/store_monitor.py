@@ -49,7 +49,8 @@ class StoreMonitor(StoreObserver):
         log.warning(UNTOLD, extra={verb: counts.get(verb, 0) for verb in ("give_back", "release", "charge")})
 
     async def look(self, store: CounterStore) -> None:
-        """Reports whether the store is up and which server counts."""
+        """Reports changes of the store: whether it is up, whether it may lose counters, and whether this instance
+        counts locally."""
         self.metrics.store_up(store.up)
         if store.up is not self._up:
             self._up = store.up
@@ -68,7 +69,7 @@ class StoreMonitor(StoreObserver):
         await self._record("store", how="degraded" if store.degraded else "back", degraded_calls=self.most)
 
     def trouble(self, store: CounterStore) -> str:
-        """The problem of the store that an operator must know; empty if there is none."""
+        """Returns the problem of the store that an operator must know; "" if there is none."""
         if store.degraded:
             return DEGRADED.format(self.most)
         if not store.up:

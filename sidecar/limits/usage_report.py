@@ -31,7 +31,7 @@ RolesOf = Callable[[Principal], frozenset[str]]
 
 
 class NoSuchLimit(LookupError):
-    """A principal has no own limit of this name. The text lists the existing names."""
+    """A principal has no own limit of this name. The text names similar ones."""
 
 
 class UsageQuery(NamedTuple):
@@ -52,7 +52,7 @@ class CountedLimit(NamedTuple):
     counted_for: str
 
     def plain(self, standing: CounterState) -> dict[str, Any]:
-        """The state as JSON values."""
+        """Returns the state as JSON values; amounts of a unit are in units."""
         charge = self.charge
         shown = in_units if charge.unit else int
         used = charge.most - standing.remaining
@@ -103,7 +103,7 @@ class UsageReport:
     async def show(
         self, wanted: UsageQuery, rules: Sequence[RuleRef], roles_of: RolesOf
     ) -> tuple[list[dict[str, Any]], bool]:
-        """Returns the remaining amount of each limit, the fullest first, and whether some limits were omitted: those of
+        """Returns the state of each limit, the most used first, and whether some limits were omitted: those of
         principals that were charged longest ago. Raises StoreUnavailable."""
         self._meet()
         pause, found = CallsFirst(), dict[str, CountedLimit]()
@@ -129,7 +129,8 @@ class UsageReport:
         return shown, len(found) > MAX_SHOWN
 
     def own(self, principal: str, limit: str, rules: Sequence[RuleRef], roles_of: RolesOf) -> tuple[LimitCharge, ...]:
-        """The counters of this principal alone, for limits of this name, or "" for all. Raises NoSuchLimit."""
+        """Returns the counters of this principal alone, except slots, for limits that match the pattern `limit`, or ""
+        for all. Raises NoSuchLimit."""
         counted = _counted(UsageQuery(principal), self.budgets, rules, [principal], roles_of)
         every = islice(chain.from_iterable(counted), MAX_SHOWN)
         mine = lasting(tuple([one.charge for one in every if one.counted_for]))
@@ -143,7 +144,7 @@ class UsageReport:
 def _counted(
     wanted: UsageQuery, budgets: Budgets, rules: Iterable[RuleRef], names: Sequence[str], roles_of: RolesOf
 ) -> Iterator[Sequence[CountedLimit]]:
-    """The counters that may exist, some at a time."""
+    """Yields the counters that may exist, some at a time."""
     roles = {name: roles_of(Principal(name)) for name in names}
     for entry in budgets.entries:
         if wanted.object and not _touches(budgets, entry, wanted.object):
