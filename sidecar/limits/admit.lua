@@ -1,11 +1,11 @@
--- May this call be charged against all of its limits? All are asked first; then all are charged, or none.
+-- Charges a call to all of its limits, or to none: all are read first.
 --
 -- KEYS  the decision's record, then one counter per charge (one hash tag, so that they share a slot)
 -- ARGV  decision id, record ttl ms (0: only look, charge nothing), lease µs; then per charge: kind, amount, most,
---       interval µs. What has a unit counts in millionths of it.
--- Reply decision id, 1 admitted | 0 refused | 2 given back already, now µs; then per charge: remaining, wait µs, reset µs
+--       interval µs. A limit with a unit counts in millionths of it.
+-- Reply decision id, 1 admitted | 0 refused | 2 returned earlier, now µs; then per charge: remaining, wait µs, reset µs
 --
--- The same arithmetic as counters.py, in integers below 2^53, which Redis writes out exactly. The clock is the server's.
+-- The arithmetic is that of counters.py, in integers below 2^53, which Redis writes exactly. The clock is the server's.
 
 local MINUTE, DAY, WINDOW = 60000000, 86400000000, 60
 local SLOT_WAIT = 1000000
@@ -21,7 +21,7 @@ function ask.hour(key, amount, most)
   local bucket = math.floor(now / MINUTE)
   local got = redis.call('HMGET', key, 'm', 'n', bucket)
   local last, total, count, left = whole(got[1], bucket), whole(got[2], 0), whole(got[3], 0), {}
-  if last - bucket > WINDOW then -- no window reaches so far: the clock was ahead, and would stand still for as long
+  if last - bucket > WINDOW then -- the clock was ahead: without this, the window would not move until it is reached
     redis.call('DEL', key)
     redis.call('HSET', key, 'm', bucket, 'n', total, bucket, total)
     redis.call('PEXPIRE', key, (WINDOW + 2) * MINUTE / 1000)
@@ -59,7 +59,7 @@ function ask.hour(key, amount, most)
     if whole_window_left then redis.call('DEL', key)
     elseif #left > 0 then redis.call('HDEL', key, unpack(left)) end
     redis.call('HSET', key, 'm', bucket, 'n', total + amount, bucket, count + amount)
-    -- Once a minute is enough: the window ends 61 minutes after this bucket began.
+    -- Once per bucket is enough: the bucket leaves the window 61 minutes after its beginning.
     if count == 0 then redis.call('PEXPIRE', key, (WINDOW + 2) * MINUTE / 1000) end
     return math.max(0, most - total - amount), (bucket + WINDOW + 1) * MINUTE
   end
@@ -85,8 +85,8 @@ function ask.day(key, amount, most)
   end
 end
 
--- The beginning of a month in µs, UTC; `month` counts from January of the year 0. Years that begin in March end with
--- their leap day, and their months' lengths lie on a line.
+-- Returns the beginning of a month in µs, UTC; `month` counts from January of the year 0. Years are counted from March:
+-- they then end with the leap day, and the lengths of their months follow one formula.
 local function begins(month)
   local year, since_march = math.floor((month - 2) / 12), (month - 2) % 12
   local days = 365 * year + math.floor(year / 4) - math.floor(year / 100) + math.floor(year / 400)
@@ -118,11 +118,12 @@ function ask.month(key, amount, most)
   end
 end
 
--- hash: t when the burst is whole again; the last low tide z, the backlog l then, and the one before y (counters.py)
+-- hash: t when the whole burst is available again; z the last low tide, l its backlog, y the low tide before it
+-- (counters.py)
 function ask.rate(key, amount, most, interval)
   local got = redis.call('HMGET', key, 't', 'z')
   local full, low, burst = whole(got[1], 0), whole(got[2], 0), most * interval
-  if full - now > burst then -- the clock stepped back: counted from here on, or it would stand still as long
+  if full - now > burst then -- the clock stepped back: at most one burst is blocked
     full = now + burst
     redis.call('HSET', key, 't', full)
   end
@@ -143,7 +144,7 @@ function ask.concurrency(key, amount, most)
   local wait = 0
   if held >= most then
     wait = SLOT_WAIT
-    -- No lease is so long: the clock was ahead, and an owner that died then would keep its slot for as long.
+    -- No lease is so long: the clock was ahead, and the slot of an owner that died would stay occupied until then.
     local ahead = redis.call('ZRANGEBYSCORE', key, string.format('(%.0f', now + 2 * lease), '+inf')
     for _, owner in ipairs(ahead) do redis.call('ZADD', key, now + lease, owner) end
   end

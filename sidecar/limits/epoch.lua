@@ -1,10 +1,10 @@
--- Which store is this, and what does it remember of this instance?
+-- Returns the identity of the store, and the last charge of this instance that it has.
 --
 -- KEYS  the epoch, this instance's tide
 -- ARGV  the epoch's name if there is none yet, its time to live in ms
 -- Reply the epoch's name, the tide or -1
 --
--- The epoch outlives every counter twice over; each connected instance keeps it alive.
+-- The epoch lives twice as long as the longest counter; each connected instance extends it.
 
 local epoch = redis.call('GET', KEYS[1])
 if epoch then

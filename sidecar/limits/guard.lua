@@ -1,11 +1,11 @@
--- Is this still the store that this instance knows, and how far had this instance come? Stands around admit.lua.
+-- Charges only in the store that this instance knows, and records the number of the charge. Encloses admit.lua.
 --
 -- KEYS  those of admit.lua, then the epoch, then this instance's tide
 -- ARGV  those of admit.lua, then the epoch that it knows, then the number of this charge
 --
--- An emptied or exchanged store has another epoch or none: nothing is charged to it before it was told what had been
--- used. The tide is the number of the last charge that this instance has made; it is written in the same step, so a
--- replica that was promoted shows by it which of them it never heard of.
+-- An emptied or replaced store has another epoch or none: nothing is charged in it before its counters are restored. The
+-- tide is the number of the last charge of this instance. It is written in the same step as the charge, so in a promoted
+-- replica it shows which charges were lost.
 
 local function charge()
 -- admit.lua is inserted here

@@ -1,12 +1,12 @@
--- How much had been used, as far as this instance saw it? For a store that has forgotten, or never knew.
+-- Raises counters to the values that this instance saw, in a store that lost them or never had them.
 --
 -- KEYS  counters
--- ARGV  per counter: kind, when it was last seen µs, how much of it was used then, when all of it is back µs
+-- ARGV  per counter: kind, when it was last seen µs, how much of it was used then, when all of it is available again µs
 -- Reply how many counters were raised
 --
--- Counters are raised, never lowered, and never by adding: several instances tell what they saw of the same counter,
--- in any order, twice. What was seen stands in the bucket of the moment at which it was seen, so it leaves the window
--- too late rather than too early. A counter that others have moved on since is left alone: they saw more.
+-- Counters are raised, never lowered, and nothing is added to them: several instances report the same counter, in any
+-- order, and may repeat it. The use is recorded in the bucket of the time at which it was seen, so it leaves the window
+-- too late rather than too early. A counter that others have charged in a later bucket is not changed: they saw more.
 
 local MINUTE, DAY, WINDOW = 60000000, 86400000000, 60
 local time = redis.call('TIME')
@@ -50,7 +50,7 @@ function raise.month(key, seen, used, ends)
   local got = redis.call('HMGET', key, 'e', 'n')
   local known, total = whole(got[1], 0), whole(got[2], 0)
   if now >= ends or known > ends or (known == ends and total >= used) then return 0 end
-  -- What was charged before it was seen cannot be given back any more: where the month began is not told.
+  -- Charges from before it was seen can no longer be returned: the beginning of the month is not among the arguments.
   if known ~= ends then redis.call('HSET', key, 'b', seen, 'e', ends) end
   redis.call('HSET', key, 'n', used)
   redis.call('PEXPIRE', key, math.ceil((ends - now) / 1000) + 3600000)
@@ -67,7 +67,7 @@ end
 local raised = 0
 for i = 1, #KEYS do
   local at = 4 * i - 3
-  -- A counter that is not ours to understand is left to its next reservation, which is refused.
+  -- A counter of another format is not changed: its next reservation is refused.
   local understood, count =
     pcall(raise[ARGV[at]], KEYS[i], tonumber(ARGV[at + 1]), tonumber(ARGV[at + 2]), tonumber(ARGV[at + 3]))
   if understood then raised = raised + count end

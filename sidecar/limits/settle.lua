@@ -1,10 +1,10 @@
--- The call is over, or goes on: give all its charges back; or its slots, and what it did not spend; or keep its slots.
+-- Settles a call: returns all its charges, or its slots and the unspent part, or extends its slots.
 --
 -- KEYS  the decision's record, then its counters, as for admit.lua
 -- ARGV  "give_back" | "release" | "extend", decision id, record ttl ms, lease µs; then per charge: kind, amount, most, interval µs
 -- Reply decision id
 --
--- Each may arrive twice, late, or before the charge it undoes: the record says what is still to be done.
+-- Each may arrive twice, late, or before the charge that it undoes: the record shows what is still to be done.
 
 local MINUTE, DAY = 60000000, 86400000000
 local verb, owner, record_ms, lease = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
@@ -58,7 +58,7 @@ if verb == 'give_back' then
   if charged > 0 then
     each(function(kind, key, amount, interval) give_back[kind](key, charged, amount, interval) end)
   end
-  -- Also when there was no charge yet: one that arrives later finds itself given back.
+  -- Also without a charge: one that arrives later is then refused as returned.
   redis.call('SET', KEYS[1], '0', 'PX', record_ms)
 elseif verb == 'release' then
   local charged = whole(redis.call('GET', KEYS[1]), 0)
@@ -70,7 +70,7 @@ elseif verb == 'extend' then
   redis.call('PEXPIRE', KEYS[1], record_ms)
   each(function(kind, key)
     if kind ~= 'concurrency' then return end
-    -- A lease that has ended stays ended: its slot may be another's by now.
+    -- An expired lease remains expired, because another call may have its slot.
     redis.call('ZREMRANGEBYSCORE', key, '-inf', now)
     redis.call('ZADD', key, 'XX', now + lease, owner)
     redis.call('PEXPIRE', key, math.ceil(lease / 1000) + 1000)

@@ -1,6 +1,6 @@
--- Is this value one of our whole numbers? Stands in front of every script that reads a counter.
+-- Reads whole numbers. Every script that reads a counter begins with this.
 --
--- Redis is not trusted: what is not a whole number of ours refuses the call, before anything was written.
+-- Redis is not trusted: a value that is not a whole number fails the script.
 
 local function whole(value, default)
   if not value then return default end
