@@ -92,8 +92,8 @@ def suggest(
 
 
 def _leave_to_casbin(evidence: UsageEvidence, source: PolicySource) -> None:
-    """Removes the use that a Casbin model decides: one of the sidecar's rows would never apply to it, and the rows of
-    Casbin's own form that allow exactly this use cannot be determined for matchers in general. Refuses if no use is
+    """Removes the uses that a Casbin model decides: the sidecar's own rows never apply to them, and rows in Casbin's
+    form that allow exactly these uses cannot be determined for matchers in general. Raises CommandFailed if no use is
     left."""
     uses: Counter[PermissionKind] = Counter()
     for triple in [triple for triple in evidence.traces if triple.kind in source.stock]:

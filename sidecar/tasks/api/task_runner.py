@@ -34,18 +34,19 @@ class TaskRunner:
         self.worker = Worker("tasks", self._take_up, self.held.sweep, lambda: LOOK_EVERY_S)
 
     async def add(self, record: Task, *, once_more: bool = False) -> bool:
-        """Stores a new task; False if its id exists. If the store does not answer, a task that it may have stored is
-        cancelled later, unless the same task is ordered `once_more`. Raises Refusal: TOO_MANY_CONCURRENT,
-        STORE_UNAVAILABLE."""
+        """Stores a new task; False if its id exists. If the store does not answer, or this call is cancelled, a task
+        that may be stored is cancelled later, unless the same task is ordered `once_more`. Raises Refusal:
+        TOO_MANY_CONCURRENT, STORE_UNAVAILABLE."""
         try:
             rules = self.means.rules
             added = await self.held.add(record, RecordBounds(rules.max_per_principal, rules.max))
-        except RecordStoreOut:
+        except (RecordStoreOut, asyncio.CancelledError):
             if not once_more:
                 self.held.refuse(record.id)
             raise
         if added is AddedRecord.FULL:
             raise Refusal(Reason.TOO_MANY_CONCURRENT, "too many tasks")
+        self.held.refused.pop(record.id, None)  # it was ordered again
         return added is AddedRecord.KEPT
 
     def begin(self, record: Task, caller: Caller) -> None:
@@ -117,7 +118,7 @@ class TaskRunner:
         known = {task_id: course.record.revision for task_id, course in self.worker.jobs.items()}
         for record in await self.held.take(known):
             if record.id in self.held.refused:
-                # Its caller received a refusal: it ends, without a callback.
+                # Its caller received a refusal, or is gone: it ends, without a callback.
                 untold = record._replace(callback_url="", revision=record.revision + 1)
                 await self.means.store.replace(untold.ended(TaskState.CANCELLED, self.means.live.clock()))
                 del self.held.refused[record.id]

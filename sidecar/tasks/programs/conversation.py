@@ -1,7 +1,7 @@
 """Holds a conversation with a running program, one turn at a time.
 
 Output is read at all times, so that the program never blocks. Output between turns is discarded, and pending output is
-awaited before a turn, because otherwise every later caller would get the answer to another prompt.
+awaited before a turn, because otherwise every later turn would get the answer to another prompt.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
 """The line protocol: writes a turn to a program as one line and finds the end of its answer, `turn_end`.
 
-A program would answer each further line as a separate prompt, and every later caller would get another caller's answer.
-Other output is discarded: before the first turn (`greets`), after the answer, and between turns.
+A program would answer each further line as a separate prompt, and every later turn would get the answer to an earlier
+one. Other output is discarded: before the first turn (`greets`), after the answer, and between turns.
 """
 
 import codecs

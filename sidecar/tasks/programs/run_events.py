@@ -82,8 +82,8 @@ def after(task: Task, event: Event, now_s: float) -> Told:
 
 
 def stood(task: Task, state: str, text: str, now_s: float, *, timed_out: bool = False) -> Told:
-    """Moves the task to a state, with a sentence of the sidecar's if there is one; `timed_out` adds the original error
-    code."""
+    """Moves the task to a state, with a sentence if there is one; `timed_out` adds the error code `Timeout` of the
+    original data models."""
     message = _message(task, [{"text": text}], now_s) | (_TIMED_OUT if timed_out else {}) if text else None
     return _in_state(task, state, message, now_s)
 
