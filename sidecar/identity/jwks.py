@@ -55,7 +55,8 @@ class JwksError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class VerificationKey:
-    """One public key and its declared purpose ("" allows anything that fits its type). `thumbprint` identifies it."""
+    """One public key and its declared algorithm ("" allows every one that fits its type). `thumbprint` identifies
+    it."""
 
     kid: str
     algorithm: str
@@ -63,7 +64,7 @@ class VerificationKey:
     thumbprint: str = ""
 
     def fits(self, algorithm: str) -> bool:
-        """Whether this key may verify the algorithm, by its declared purpose and its type."""
+        """Whether this key may verify the algorithm, by its declared algorithm and its type."""
         if self.algorithm and self.algorithm != algorithm:
             return False
         if isinstance(self.public, RSAPublicKey):
@@ -83,8 +84,9 @@ class KeyState(NamedTuple):
 
 
 def parse_jwks(raw: bytes, use: KeyUse = "sig") -> tuple[VerificationKey, ...]:
-    """The signing keys of a JWKS (RFC 7517). Unusable keys are skipped; a set without a usable key is an error.
-    `jwt-svid` selects the keys of a SPIFFE trust bundle, which declare that use and have a key id."""
+    """Returns the signing keys of a JWKS (RFC 7517). Unusable keys are skipped. Raises JwksError, also for a set
+    without a usable key. `jwt-svid` selects the keys of a SPIFFE trust bundle, which declare that use and have a key
+    id."""
     if len(raw) > MAX_JWKS_BYTES:
         raise JwksError(f"the key set is larger than {MAX_JWKS_BYTES} bytes")
     try:
@@ -141,7 +143,8 @@ class IssuerKeys:
         return not self._keys or any(key.thumbprint == thumbprint for key in self._keys)
 
     async def find(self, kid: str, algorithm: str) -> VerificationKey:
-        """The only key with this id ("" if the token names none) and algorithm. Raises Refusal."""
+        """Returns the only key with this id ("" if the token names none) and algorithm; fetches the keys if it is
+        unknown. Raises Refusal."""
         key = self._pick(kid, algorithm) if self.usable else None
         may_ask = self._flight is not None or self._mono() - self._attempted_mono_s >= MIN_INTERVAL_S
         if key is None and may_ask:
@@ -176,7 +179,10 @@ class IssuerKeys:
         """Refreshes periodically, so that a rotated key is known before its first token arrives."""
         while True:
             await asyncio.sleep(every_s)
-            await self.refresh()
+            try:
+                await self.refresh()
+            except Exception:  # an internal error must not stop the refreshing of any issuer's keys
+                log.exception("jwks_fetch_failed", extra={"issuer": self.issuer})
 
     async def close(self) -> None:
         if self._flight is not None:
@@ -221,7 +227,7 @@ def _key_from(entry: Any, use: KeyUse) -> VerificationKey | None:
 
 
 def public_key_from(entry: dict[str, Any]) -> PublicKey | None:
-    """The key of a JWK; None if it is not public or not of a supported type."""
+    """Returns the key of a JWK; None if it is not public, not of a supported type, or too short."""
     read = _READERS.get(str(entry.get("kty")))
     if read is None:
         return None

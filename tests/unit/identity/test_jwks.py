@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from jwt.algorithms import ECAlgorithm, OKPAlgorithm, RSAAlgorithm
 from sidecar.errors import Refusal
 from sidecar.http.client import EgressError, fetch
 from sidecar.http.signing_keys import SigningKey, generate
-from sidecar.identity.jwks import MAX_KEYS, JwksError, parse_jwks
+from sidecar.identity.jwks import MAX_KEYS, IssuerKeys, JwksError, parse_jwks
 from tests.drawn import containers
 from tests.unit.identity.world import IDP, World, a_world, an_issuer, b64, claims, minted, signing_key
 
@@ -133,6 +134,23 @@ async def test_keys_are_refreshed_without_being_asked_for(monkeypatch: pytest.Mo
     asked = len(world.server.asked)
     assert await world.chain(minted(signing_key(NEW))) == ["user:alice"]
     assert len(world.server.asked) == asked
+
+
+async def test_an_error_of_ours_does_not_end_the_refreshing() -> None:
+    answers = count()
+
+    async def read() -> bytes:
+        if next(answers) == 0:
+            raise RuntimeError("a bug")
+        return as_set(jwk())
+
+    keys = IssuerKeys(IDP, "https://idp.acme.example/keys", read, mono=lambda: 0.0)
+    refreshing = asyncio.create_task(keys.keep_fresh(0.001))
+    async with asyncio.timeout(5):
+        while not keys.usable and not refreshing.done():
+            await asyncio.sleep(0.002)
+    assert keys.usable
+    refreshing.cancel()
 
 
 # Outage
