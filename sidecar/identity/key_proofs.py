@@ -66,11 +66,14 @@ class SeenProofs:
 
 
 class KeyProofs:
+    """Checks the proofs of requests. `clock` returns seconds since the epoch."""
+
     def __init__(self, clock: Callable[[], float]) -> None:
         self.seen, self._clock = SeenProofs(clock), clock
 
     async def check(self, presented: Presented, token: str, key: str, owner: str) -> None:
-        """Raises Refusal unless the request has a proof for this token by this key (its thumbprint) of `owner`."""
+        """Raises Refusal unless the request has one new proof for this token by the key with this thumbprint. `owner`
+        is the principal that presents it."""
         if len(presented.proofs) != 1:
             if presented.proofs:
                 raise _bad("a credential header is there twice", CredentialFault.MALFORMED)
@@ -79,7 +82,8 @@ class KeyProofs:
             claims = _claims(presented.proofs[0], key)
         except Refusal as refusal:
             raise _bad(refusal.detail, refusal.credential_fault or CredentialFault.MALFORMED) from None
-        if claims.get("htm") != presented.method or _plain(claims.get("htu")) not in map(_plain, presented.urls):
+        address = _plain(claims.get("htu"))
+        if claims.get("htm") != presented.method or not address or address not in map(_plain, presented.urls):
             raise _bad("the proof is for another request", CredentialFault.PROOF)
         if not _same(claims.get("ath"), base64url.encode(sha256(token.encode()).digest())):
             raise _bad("the proof is for another token", CredentialFault.PROOF)
@@ -94,7 +98,7 @@ class KeyProofs:
 
 
 def unproven(detail: str) -> Refusal:
-    """401: a key-bound token was presented without its proof."""
+    """Returns a refusal with 401: a token and its scheme disagree on whether the token is bound to a key."""
     return bad_credential(detail, CredentialFault.PROOF, scheme="DPoP", more=_ALGORITHMS)
 
 
@@ -106,7 +110,7 @@ def _bad(detail: str, fault: CredentialFault) -> Refusal:
 
 
 def _claims(proof: str, key: str) -> dict[str, Any]:
-    """The claims of a proof signed by this key; `iat` and `jti` have the right types. Raises Refusal."""
+    """Returns the claims of a proof signed by this key; `iat` and `jti` have the right types. Raises Refusal."""
     if len(proof) > MAX_PROOF_CHARS:
         raise bad_credential("the proof is too long", CredentialFault.MALFORMED)
     header, claims = read_compact(proof)
@@ -131,11 +135,11 @@ def _same(one: object, other: str) -> bool:
 
 
 def _plain(url: object) -> str:
-    """A URL without query and fragment (RFC 9449 4.3), its origin in canonical form; "?" for an invalid URL."""
+    """Returns a URL without query and fragment (RFC 9449 4.3), its origin in canonical form; "" for an invalid URL."""
     try:
         if not isinstance(url, str) or urlsplit(url).username is not None:
-            return "?"
+            return ""
         scheme, host, port, path = parts_of_url(url)
     except ValueError:
-        return "?"
-    return f"{scheme}://{host}:{port}{path or '/'}" if host and port else "?"
+        return ""
+    return f"{scheme}://{host}:{port}{path or '/'}" if host and port else ""

@@ -33,20 +33,21 @@ def is_typed(subject: str) -> bool:
 
 
 def namespace_of(name: str) -> str:
-    """`corp` of `user:corp/alice`; "" when the id has no slash."""
+    """Returns `corp` for `user:corp/alice`; "" if the id has no slash."""
     first, slash, _ = name.partition(":")[2].partition("/")
     return first if slash else ""
 
 
 @dataclass(frozen=True, slots=True)
 class NamingRule:
-    """The names that one issuer may give to users and NHIs. `foreign` are the namespaces of all other issuers."""
+    """The names that one issuer may give to users and NHIs. `foreign` are the namespaces that only other issuers may
+    use."""
 
     namespace: str = ""
     foreign: frozenset[str] = frozenset()
 
     def name(self, kind: Kind, bare: str) -> str | None:
-        """The full name; None if the grammar or another issuer's namespace forbids it."""
+        """Returns the full name; None if the grammar or another issuer's namespace forbids it."""
         own = f"{self.namespace}/{bare}" if self.namespace else bare
         if not bare or not is_id(own):
             return None
@@ -59,11 +60,11 @@ class NamingRule:
 
 
 def parts_of_url(url: str) -> tuple[str, str, int, str]:
-    """The parts of a URL that may be compared: scheme, host, port, path. An invalid port is 0, which matches no
-    origin."""
+    """Returns the parts of a URL that may be compared: scheme, host, port, path. An invalid port is 0, which no origin
+    has. Raises ValueError for an invalid host."""
     parts = urlsplit(url)
     try:
-        port = parts.port or _PORTS.get(parts.scheme, 0)
+        port = _PORTS.get(parts.scheme, 0) if parts.port is None else parts.port
     except ValueError:
         port = 0
     return parts.scheme, parts.hostname or "", port, parts.path

@@ -176,6 +176,13 @@ async def test_the_address_is_the_one_that_callers_know_in_any_of_its_spellings(
     assert _plain("http://a:80") == _plain("http://A/") != _plain("http://a/b")
 
 
+async def test_an_address_that_is_none_is_no_callers() -> None:
+    identity, token = identity_of(), bound()
+    for htu in ("", "nowhere", "https://[gw/mcp", "https://gw.acme.example:0/mcp/github"):
+        assert await refused(identity, shown(token, proof(token, htu=htu))), htu
+        assert await refused(identity, shown(token, proof(token, htu=htu))._replace(urls=("https://[gw/mcp",))), htu
+
+
 async def test_a_proof_lives_for_a_minute_and_is_remembered_longer() -> None:
     clock = Clock()
     identity, token = identity_of(clock=clock), bound()
