@@ -49,7 +49,7 @@ class AgentTokenRule:
 
 
 def digest_of(token: str) -> bytes:
-    """The stored digest of a token, which has at least 128 bits, so the digest does not disclose it."""
+    """Returns the stored digest of a token, which has at least 128 bits, so the digest does not disclose it."""
     return sha256(_DOMAIN + token.encode("utf-8", "surrogateescape")).digest()
 
 

@@ -110,7 +110,7 @@ class ApiKeys:
         return frozenset(record.principal for record in self._records.values())
 
     def check(self, text: str, now: float) -> Workload:
-        """The principal of a key. Raises Refusal(BAD_CREDENTIAL)."""
+        """Returns the workload that a key authenticates. Raises Refusal(BAD_CREDENTIAL)."""
         match = _KEY.fullmatch(text)
         record = self._records.get(match[1]) if match else None
         # An unknown id costs the same HMAC as a known one, so timing does not reveal which ids exist.
@@ -122,7 +122,7 @@ class ApiKeys:
         return self._workloads[record.id]
 
     def ending(self) -> Iterator[tuple[str, str, float]]:
-        """The keys that expire: id, principal, and when (seconds since the epoch)."""
+        """Yields the keys that expire: id, principal, and when (seconds since the epoch)."""
         for record in self._records.values():
             if record.expires_at is not None:
                 yield record.id, record.principal, record.expires_at
@@ -142,7 +142,7 @@ def digest_of(text: str, pepper: bytes) -> bytes:
 
 
 def records_of(document: Document, now: float) -> tuple[KeyRecord, ...]:
-    """The records of a parsed keys.yaml. Raises SettingsError."""
+    """Returns the records of a parsed keys.yaml. Raises SettingsError, also for a principal with too many live keys."""
     records = tuple(
         KeyRecord(
             entry.id,
@@ -160,7 +160,7 @@ def records_of(document: Document, now: float) -> tuple[KeyRecord, ...]:
 
 
 def read_pepper(path: Path) -> bytes:
-    """Reads the pepper. Raises SettingsError, also for a short or trivial one, which would protect nothing."""
+    """Reads the pepper. Raises SettingsError, also for a short or trivial one, which would not protect the keys."""
     return read_secret(path, "ours").encode()
 
 

@@ -118,8 +118,8 @@ class Identity:
         mono: Callable[[], float] = time.monotonic,
         trust: str = "",
     ) -> Identity:
-        """Builds it from the settings. Reads keys.yaml, its pepper, agents' tokens and key-set files, and writes
-        nothing. `trust` is a digest of the authorities of client certificates. Raises SettingsError."""
+        """Builds an instance from the settings. Reads keys.yaml, its pepper, agents' tokens and key-set files, and
+        writes nothing. `trust` is a digest of the authorities of client certificates. Raises SettingsError."""
         identity = settings.identity
         return cls(
             issuers_from(identity),
@@ -210,7 +210,7 @@ class Identity:
             held = certificate if bound.certificate else None
             workload = self._workload(shown, certificate, audience.gate, held=held is not None)
             caller = _caller_of(remembered.proven, workload, held)
-        if bound.key:  # last, so that requests refused earlier use no proof memory
+        if bound.key:  # after the other credentials, so that requests refused for these use no proof memory
             await self._proofs.check(presented, shown.token, bound.key, caller.last.name)
         if audience.scopes and not remembered.proven.chain[0].scopes.issuperset(audience.scopes):
             raise insufficient_scope(audience)
@@ -221,8 +221,8 @@ class Identity:
         return all(self._stands(credential, caller) for credential in caller.credentials)
 
     def person(self, issuer: str, values: Mapping[str, Any]) -> Principal | None:
-        """The user in the claims of a verified ID token, named like in access tokens of the same issuer; None if the
-        issuer is not configured here. Raises Refusal if it may not name such a user."""
+        """Returns the user in the claims of a verified ID token, named as in access tokens of the same issuer; None if
+        the issuer is not configured here or names no users. Raises Refusal if it may not name such a user."""
         trusted = self._issuers.get(issuer)
         if trusted is None or "user" not in trusted.kinds:
             return None
@@ -234,7 +234,7 @@ class Identity:
         return chain[0] if len(chain) == 1 and chain[0].kind == "user" else None
 
     def keys_ending(self) -> Iterator[tuple[str, str, float]]:
-        """The API keys that expire: id, principal, and when (seconds since the epoch)."""
+        """Returns the API keys that expire: id, principal, and when (seconds since the epoch)."""
         return self._api_keys.ending()
 
     def key_owners(self) -> frozenset[str]:
@@ -296,8 +296,9 @@ class Identity:
         *,
         held: bool = False,
     ) -> Workload | None:
-        """The workload that a credential other than a token authenticates. A certificate that a token is bound to
-        (`held`) need not name a principal. Raises Refusal for an invalid credential, and for more than one."""
+        """Returns the workload that a credential other than a token authenticates; None without one. A certificate that
+        a token is bound to (`held`) need not name a principal. Raises Refusal for an invalid credential, and for more
+        than one."""
         found: list[Workload] = []
         if shown.key:
             found.append(self._api_keys.check(shown.key, self._clock()))
@@ -346,12 +347,13 @@ class Identity:
 
 
 def digest_of(line: str) -> bytes:
-    """Returns the key under which a verified line of `Authorization` is cached; b"" for a line without a token."""
+    """Returns the key under which a verified line of `Authorization` is cached; b"" for a line that is empty or not
+    ASCII."""
     return sha256(line.encode()).digest() if line and line.isascii() else b""
 
 
 def check_caller(caller: Caller, audience: Audience) -> None:
-    """Checks a caller authenticated at the shared address against one server's requirements, like `identify` at the
+    """Checks a caller authenticated at the shared address against one server's requirements, as `identify` does at the
     server's own address. Raises Refusal."""
     kind = caller.credentials[0].kind
     gate = audience.gate if kind != SCHEDULE else None  # schedules arrive at no address
@@ -365,7 +367,8 @@ def check_caller(caller: Caller, audience: Audience) -> None:
 
 
 def _caller_of(proven: ProvenChain, workload: Workload | None, held: ClientCertificate | None = None) -> Caller:
-    """`held` is the certificate to which the token is bound; it may name the workload, or no principal."""
+    """Returns the caller. `held` is the certificate to which the token is bound; it may name the workload, or no
+    principal."""
     credentials: list[Credential] = [proven.credential]
     ends: list[float | None] = [proven.expires_at]
     if workload is not None:

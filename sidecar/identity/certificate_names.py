@@ -29,7 +29,7 @@ class CertificateError(Exception):
 class ClientCertificate:
     """`names` are `spiffe://…` alone, or `uri:…`, `dns:…` and `subject:…` (RFC 4514). `thumbprint` is the SHA-256 of
     the whole in base64url (RFC 8705 3.1), "" if unknown; `ends_at` is in seconds since the epoch, None if unknown.
-    `vouched_by` is a digest of the authorities or proxies that confirm that it is the caller's."""
+    `vouched_by` identifies the authorities or proxies that confirm that it is the caller's."""
 
     names: tuple[str, ...]
     thumbprint: str = ""
@@ -39,7 +39,8 @@ class ClientCertificate:
 
 @lru_cache(maxsize=MAX_READ)
 def read_certificate(der: bytes) -> ClientCertificate:
-    """Raises CertificateError for one that cannot be parsed, is an authority's, or violates the SVID rules."""
+    """Reads a certificate in DER. Raises CertificateError for one that cannot be parsed, is an authority's, or violates
+    the SVID rules."""
     try:
         read = x509.load_der_x509_certificate(der)
         uris: list[str] = []
@@ -58,7 +59,7 @@ def read_certificate(der: bytes) -> ClientCertificate:
 
 
 def names_of(uris: Iterable[str], hosts: Iterable[str], subject: str) -> tuple[str, ...]:
-    """The names to look up. Raises CertificateError for a SPIFFE ID that is invalid or not the only URI."""
+    """Returns the names to look up. Raises CertificateError for a SPIFFE ID that is invalid or not the only URI."""
     uris = tuple(uri for uri in uris if uri)
     if any(uri.lower().startswith(SCHEME.rstrip("/")) for uri in uris):
         if len(uris) != 1 or parse_spiffe_id(uris[0]) is None:
@@ -69,7 +70,7 @@ def names_of(uris: Iterable[str], hosts: Iterable[str], subject: str) -> tuple[s
 
 
 def thumbprint_of(der: bytes) -> str:
-    """RFC 8705 3.1."""
+    """Returns the SHA-256 of a certificate in base64url (RFC 8705 3.1)."""
     return base64url.encode(sha256(der).digest())
 
 

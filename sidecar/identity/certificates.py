@@ -1,7 +1,7 @@
 """Maps client certificates to principals.
 
 The operator configures SPIFFE trust domains and a table of names. Whether a trusted authority signed the certificate is
-checked in the TLS handshake, by this process or by a configured proxy.
+checked in the TLS handshake, by this process, a configured proxy or an enforcement point.
 """
 
 from __future__ import annotations
@@ -58,7 +58,8 @@ class Certificates:
         return bool(self.spiffe or self.table or not self.refuse_others)
 
     def proxy_of(self, presented: Presented) -> TrustedProxyRule | None:
-        """The configured proxy that sent this request; None if there is none."""
+        """Returns the configured proxy that sent this request; None if there is none. Raises Refusal if its certificate
+        is invalid."""
         own: tuple[str, ...] | None = None
         for proxy in self.proxies:
             if not proxy.is_from(presented.peer):
@@ -73,8 +74,8 @@ class Certificates:
         return None
 
     def shown_in(self, presented: Presented) -> ClientCertificate | None:
-        """The caller's certificate: its own, or the one that a configured proxy forwards. Raises Refusal for an invalid
-        one."""
+        """Returns the caller's certificate: that of the connection, or the one that a proxy forwards; None without one.
+        Raises Refusal for an invalid one."""
         if not presented.proxy:
             return self._own(presented)
         # A proxy's own certificate identifies the proxy, never its callers.
@@ -100,8 +101,9 @@ class Certificates:
             raise bad_credential(str(error), CredentialFault.MALFORMED) from None
 
     def workload(self, shown: ClientCertificate, now: float, *, held: bool = False) -> Workload | None:
-        """The principal of a certificate; None if it is ignored. Raises Refusal for a certificate that has expired or
-        names several principals or none; one that is `held` as the key of a token need not name any."""
+        """Returns the workload of a certificate; None if it is ignored. Raises Refusal for a certificate that has
+        expired or names several principals and, with `refuse_others`, for one that names none; one that is `held` as
+        the key of a token need not name any."""
         if shown.ends_at is not None and now >= shown.ends_at:
             raise bad_credential("the certificate has expired", CredentialFault.EXPIRED)
         found = {principal: name for name in shown.names if (principal := self._principal_of(name))}

@@ -1,6 +1,7 @@
 """Builds the chain of principals from verified credentials.
 
-    chain_of(claims)          the principals of a token: its subject, then its actors, oldest first
+    proven_at(claims, …)      what a token proves at one route
+    chain_of(claims, …)       the principals of a token: its subject, then its actors, oldest first, or its client
     accepts(...)              whether a token is meant for this route
     joined(token, workload)   both credentials of a request as one chain (CONTRACT 1.1)
     still_names(...)          whether an issuer may still give these names under its current configuration
@@ -45,7 +46,8 @@ class ProvenChain:
 
 
 def proven_at(claims: Claims, naming: NamingRule, route: Audience, aliases: Sequence[str] = ()) -> ProvenChain:
-    """Raises Refusal. `aliases` are additional paths of the sidecar's routes."""
+    """Returns what a verified token proves at a route. `aliases` are additional paths of the sidecar's routes. Raises
+    Refusal."""
     return ProvenChain(
         chain=chain_of(claims, naming),
         here=accepts(claims.issuer, claims.audiences, route, aliases),
@@ -58,7 +60,8 @@ def proven_at(claims: Claims, naming: NamingRule, route: Audience, aliases: Sequ
 
 
 def chain_of(claims: Claims, naming: NamingRule) -> Chain:
-    """The principals that a token names, first to last. Raises Refusal if the issuer may not give one of the names."""
+    """Returns the principals that a token names, first to last. Raises Refusal, such as for a name that the issuer may
+    not give."""
     subject = _subject(claims, naming)
     names = [subject, *_actors(claims, naming)]
     if client := _client(claims):
@@ -101,7 +104,7 @@ def still_names(issuer: TrustedIssuer, naming: NamingRule, chain: Chain, looked_
 
 
 def _looked_up(claims: Claims) -> str:
-    """The part of a token that is looked up in its issuer's tables, which may change during its lifetime."""
+    """Returns the part of a token that is looked up in its issuer's tables, which may change during its lifetime."""
     if claims.issuer.spiffe is not None:
         return claims.subject
     return str(claims.values.get(claims.issuer.actor_from, "")) if claims.issuer.actor_from else ""
@@ -173,7 +176,7 @@ def _kind_and_id(claims: Claims) -> tuple[Kind, str]:
 
 
 def _actors(claims: Claims, naming: NamingRule) -> list[str]:
-    """The actors of RFC 8693 4.1, oldest first; in the token, the outermost `act` is the newest."""
+    """Returns the actors of RFC 8693 4.1, oldest first; in the token, the outermost `act` is the newest."""
     found: list[str] = []
     values = claims.values
     while "act" in values:
@@ -206,7 +209,8 @@ def _actor(act: object, issuer: TrustedIssuer, naming: NamingRule) -> str:
 
 
 def _client(claims: Claims) -> str:
-    """The workload that the token was issued to; "" for the user's own program, or without a table of clients."""
+    """Returns the workload that the token was issued to; "" for the user's own program, or if the issuer names no
+    clients."""
     issuer = claims.issuer
     if not issuer.actor_from:
         return ""
@@ -218,7 +222,8 @@ def _client(claims: Claims) -> str:
 
 
 def _with_client(names: list[str], client: str, *, own: bool) -> list[str]:
-    """`own`: the token is the client's own (client credentials), by the issuer's rules."""
+    """Returns the names of a token with its client. `own`: the token is the client's own (client credentials), by the
+    issuer's rules."""
     if own:
         names = [client, *names[1:]]  # the configured name replaces the issuer's internal id
     if names[-1] == client or (own and len(names) > 1):
@@ -229,7 +234,7 @@ def _with_client(names: list[str], client: str, *, own: bool) -> list[str]:
 
 
 def _scopes(values: Mapping[str, Any]) -> frozenset[str]:
-    """`scope` (RFC 9068) and `scp` (Entra: one string, Okta: a list)."""
+    """Returns the scopes in `scope` (RFC 9068) and `scp` (Entra: one string, Okta: a list)."""
     found: set[str] = set()
     for claim in ("scope", "scp"):
         value = values.get(claim, ())
@@ -265,7 +270,8 @@ def _roles(claims: Claims) -> frozenset[str]:
 
 
 def claim_at(values: Mapping[str, Any], path: str) -> object:
-    """Returns a claim by its name, otherwise by a path; names such as `https://acme.example/groups` contain dots."""
+    """Returns a claim by its name, otherwise by a path; None if there is none. Names such as
+    `https://acme.example/groups` contain dots."""
     if path in values:
         return values[path]
     found: object = values

@@ -66,9 +66,9 @@ NOTHING_PRESENTED = Presented()
 
 
 class Audience(NamedTuple):
-    """The route: its URL, whether the upstream allows `anonymous`, the required scopes, and whether the caller
-    keeps its token because the upstream's credential needs it. `gate` is the address's own token, `alias` another URL
-    of the route ("" for none)."""
+    """A route: its URL, whether the upstream allows `anonymous`, the required scopes, and whether the caller keeps its
+    token because the upstream's credential needs it. `gate` is the address's own token, `alias` another URL of the
+    route ("" for none)."""
 
     resource: str
     anonymous: bool = False
@@ -118,7 +118,7 @@ def read_credentials(presented: Presented, gate: AgentTokenRule | None = None) -
 
 
 def _without_own(presented: Presented, gate: AgentTokenRule) -> Presented | None:
-    """The other credentials, if the gate's token was presented; None if it was not."""
+    """Returns the other credentials, if the gate's token was presented; None if it was not."""
     if gate.header == BEARER_HEADER and len(presented.authorization) == 1:
         scheme, _, token = presented.authorization[0].partition(" ")
         opens = gate.opens(token.strip(" "))
@@ -153,25 +153,26 @@ def _shown(presented: Presented) -> ShownToken:
 def bad_credential(
     detail: str, fault: CredentialFault, *, scheme: str = "Bearer", error: str = "invalid_token", more: str = ""
 ) -> Refusal:
-    """401: a credential is invalid. `detail` is a fixed sentence, never the caller's bytes. `scheme` and `error` are
-    those of the challenge, `more` its further parameters."""
+    """Returns a refusal with 401: a credential is invalid. `detail` is a fixed sentence, never the caller's bytes.
+    `scheme` and `error` are those of the challenge, `more` its further parameters."""
     challenge = _challenge(detail, error) + (f", {more}" if more else "")
     return Refusal(Reason.BAD_CREDENTIAL, detail, challenge=challenge, scheme=scheme, credential_fault=fault)
 
 
 def conflict(detail: str, reason: Reason = Reason.CREDENTIAL_CONFLICT) -> Refusal:
-    """401: two credentials claim the same position in the chain."""
+    """Returns a refusal with 401: two credentials claim the same position in the chain."""
     return Refusal(reason, detail, challenge=_challenge(detail))
 
 
 def unauthenticated(audience: Audience) -> Refusal:
-    """401 without `error`: RFC 6750 3.1 omits it if no credential was presented."""
+    """Returns a refusal with 401 without `error`: RFC 6750 3.1 omits it if no credential was presented."""
     scope = f'scope="{" ".join(audience.scopes)}"' if audience.scopes else ""
     return Refusal(Reason.UNAUTHENTICATED, challenge=scope)
 
 
 def insufficient_scope(audience: Audience) -> Refusal:
-    """403: a scope is missing. The challenge names all scopes that the route needs (MCP 2025-11-25)."""
+    """Returns a refusal with 403: a scope is missing. The challenge names all scopes that the route needs (MCP
+    2025-11-25)."""
     scope = " ".join(audience.scopes)
     return Refusal(Reason.INSUFFICIENT_SCOPE, challenge=f'error="insufficient_scope", scope="{scope}"')
 

@@ -22,7 +22,7 @@ NO_PEPPER = "the pepper of the API keys is not there: without it no key is valid
 
 
 def issuers_from(settings: IdentitySettings) -> tuple[TrustedIssuer, ...]:
-    """The configured issuers; their key-set files are read once as a check. Raises SettingsError."""
+    """Returns the configured issuers; their key-set files are read once as a check. Raises SettingsError."""
     issuers = tuple(_issuer(entry) for entry in settings.issuers)
     for issuer in issuers:
         if issuer.jwks_path is not None:
@@ -58,7 +58,7 @@ def certificates_from(settings: IdentitySettings, trust: str) -> Certificates:
 
 
 def api_keys_from(settings: Settings, now: float) -> ApiKeys:
-    """The configured API keys. Raises SettingsError, also for keys without a pepper, because none of them could
+    """Returns the configured API keys. Raises SettingsError, also for keys without a pepper, because none of them could
     match."""
     path = settings.identity.api_keys_path
     if path is None:
@@ -75,7 +75,8 @@ def api_keys_from(settings: Settings, now: float) -> ApiKeys:
 
 
 def gates_from(settings: Settings) -> dict[str, AgentTokenRule]:
-    """The tokens of agents' own addresses, by agent. Raises SettingsError for a token that is unreadable or weak."""
+    """Returns the tokens of agents' own addresses, by agent. Raises SettingsError for a token that is unreadable or
+    weak."""
     together, gates = Together(), dict[str, AgentTokenRule]()
     for name, _, offer in settings.offers():
         auth = offer.authentication

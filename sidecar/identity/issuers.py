@@ -10,7 +10,7 @@ name could choose a kind with it:
 If ids are bare, a `sub` that looks typed is refused; otherwise `alice` and `user:alice` would be one principal.
 
 A peer is another sidecar. Its tokens state only on whose behalf it calls: it has `actors`, the NHIs that it may speak
-for. It uses full principal names, like in its own policy (`user:corp/alice`, `role:corp/eng`).
+for. It uses full principal names, as in its own policy (`user:corp/alice`, `role:corp/eng`).
 """
 
 from __future__ import annotations
@@ -87,7 +87,8 @@ class TrustedIssuer:
 
 
 def naming_of(issuers: Iterable[TrustedIssuer]) -> Mapping[str, NamingRule]:
-    """Issuer URL → the names that it may give. The checks of `settings/identity.py` are not repeated."""
+    """Returns the names that each issuer may give, by its URL. The checks of `settings/identity.py` are not
+    repeated."""
     known = tuple(issuers)
     namespaces = frozenset(issuer.namespace for issuer in known if issuer.namespace)
     return {
@@ -96,7 +97,7 @@ def naming_of(issuers: Iterable[TrustedIssuer]) -> Mapping[str, NamingRule]:
 
 
 class Preset(NamedTuple):
-    """The defaults of one product. `typ` and `rules` are those of TrustedIssuer."""
+    """The defaults of one product. `rules` are the `kind_rules` of TrustedIssuer; the others have its names."""
 
     typ: tuple[str, ...]
     rules: tuple[KindRule, ...] = ()

@@ -29,11 +29,11 @@ MAX_AUDIENCES = 64
 
 _COMPACT = re.compile(r"([A-Za-z0-9_-]+)\.([A-Za-z0-9_-]+)\.([A-Za-z0-9_-]+)")
 _KID = re.compile(r"[A-Za-z0-9._-]{1,128}")
-# They change what the signature covers, or must be understood; none is supported.
+# Members that change what the signature covers, or must be understood; none is supported.
 _REFUSED_HEADERS = ("crit", "b64", "zip", "enc")
 # Only ID tokens (OpenID Connect Core 3.1.3.6), logout tokens and security events carry these.
 _FOREIGN_CLAIMS = ("at_hash", "c_hash", "s_hash", "events")
-NOT_IN_ID_TOKENS = ("events",)
+NOT_IN_ID_TOKENS = ("events",)  # for verifiers of ID tokens
 _SHA256 = re.compile(r"[A-Za-z0-9_-]{43}")
 _JWS = jwt.PyJWS()
 
@@ -131,7 +131,7 @@ class Verifier:
 
 
 def read_compact(token: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The header and the claims of a compact JWS, unverified. Raises Refusal."""
+    """Returns the header and the claims of a compact JWS, unverified. Raises Refusal."""
     match = _COMPACT.fullmatch(token)
     if match is None:
         raise bad_credential("the credential is not a signed JWT", CredentialFault.MALFORMED)
@@ -188,9 +188,9 @@ def _audiences(value: object) -> frozenset[str]:
 
 
 def bound_to(values: Mapping[str, Any]) -> TokenBinding:
-    """The key that a token is bound to: the claim `cnf` (RFC 7800) has the thumbprint of a key whose owner signs a
-    proof with each request (`jkt`, RFC 9449 6.1), or of a certificate presented in the handshake (`x5t#S256`, RFC 8705
-    3.1). Raises Refusal for a token that is bound in any other way, because it may be stolen."""
+    """Returns the keys that a token is bound to: the claim `cnf` (RFC 7800) has the thumbprint of a key whose owner
+    signs a proof with each request (`jkt`, RFC 9449 6.1), or of a certificate presented in the handshake (`x5t#S256`,
+    RFC 8705 3.1). Raises Refusal for a token that is bound in any other way, because it may be stolen."""
     if "cnf" not in values:
         return UNBOUND
     cnf = values["cnf"]

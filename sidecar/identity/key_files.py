@@ -48,7 +48,7 @@ def make_key(
 
 
 def add_key(path: Path, entry: KeyEntry, now: float) -> None:
-    """Appends to keys.yaml, which may be missing. Raises SettingsError (a third live key) before writing."""
+    """Appends to keys.yaml, which may be missing. Raises SettingsError before writing, such as for a third live key."""
     with _alone(path):
         text = _text_of(path)
         appended = text + ("" if text.endswith("\n") else "\n") + _line(entry) + "\n"
@@ -70,7 +70,7 @@ def remove_key(path: Path, key_id: str, now: float) -> bool:
 
 
 def ensure_pepper(path: Path, random: RandomBytes) -> bytes:
-    """The pepper in this file, created at first use (mode 0600). Raises SettingsError."""
+    """Returns the pepper in this file, which is created at first use (mode 0600). Raises SettingsError."""
     if not path.exists():
         keep_once(path, random(32).hex().encode() + b"\n")
     return read_pepper(path)
@@ -93,7 +93,7 @@ def _text_of(path: Path) -> str:
 
 
 def keys_in(path: Path) -> list[KeyEntry]:
-    """The entries of keys.yaml; empty if the file is missing. Raises SettingsError."""
+    """Returns the entries of keys.yaml; none if the file is missing. Raises SettingsError."""
     return _entries(path, _text_of(path))
 
 

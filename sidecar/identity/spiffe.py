@@ -41,14 +41,14 @@ def parse_spiffe_id(text: str) -> SpiffeId | None:
 @dataclass(frozen=True, slots=True)
 class SpiffeNames:
     """The NHIs of one trust domain. `workloads` maps paths to full names and takes precedence. For a path that matches
-    `pattern`, the segment `{id}` is the NHI's id."""
+    `pattern`, in which a segment `*` matches any one, the segment `{id}` is the NHI's id."""
 
     trust_domain: str
     pattern: str = ""
     workloads: Mapping[str, str] = field(default_factory=dict)
 
     def name(self, spiffe_id: str, naming: NamingRule) -> str | None:
-        """`nhi:<name>`, or None if no mapping matches."""
+        """Returns the full name of the NHI; None if no mapping matches."""
         found = parse_spiffe_id(spiffe_id)
         if found is None or found.trust_domain != self.trust_domain:
             return None
@@ -59,7 +59,7 @@ class SpiffeNames:
 
 
 def trust_domain_of(subject: object) -> str:
-    """The trust domain of a SPIFFE ID; "" if it is not one."""
+    """Returns the trust domain of a SPIFFE ID; "" if it is not one."""
     found = parse_spiffe_id(subject) if isinstance(subject, str) else None
     return "" if found is None else found.trust_domain
 

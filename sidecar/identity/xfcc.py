@@ -27,7 +27,7 @@ Element = Mapping[str, list[str]]
 
 
 def read_forwarded(line: str, *, first: bool) -> ClientCertificate:
-    """The certificate of the last element, or of the first. Raises CertificateError."""
+    """Returns the certificate of the last element, or of the first. Raises CertificateError."""
     if not line.isascii():
         raise CertificateError("the forwarded certificate is malformed")
     element = list(_elements(line))[0 if first else -1]
@@ -46,7 +46,7 @@ def read_forwarded(line: str, *, first: bool) -> ClientCertificate:
 
 
 def _hash(element: Element) -> str:
-    """The hash in RFC 8705's encoding; Envoy writes it in hexadecimal."""
+    """Returns the hash in RFC 8705's encoding, "" for none; Envoy writes it in hexadecimal. Raises CertificateError."""
     told = _one(element, "hash")
     try:
         raw = bytes.fromhex(told)
@@ -73,7 +73,7 @@ def _elements(line: str) -> Iterator[Element]:
 
 
 def _pairs(line: str) -> Iterator[tuple[str, str, str]]:
-    """Returns (key in lower case, value, the following delimiter: `;`, `,` or nothing)."""
+    """Yields (key in lower case, value, the following delimiter: `;`, `,` or nothing). Raises CertificateError."""
     place = 0
     for _ in range(MAX_PAIRS):
         found = _PAIR.match(line, place)
