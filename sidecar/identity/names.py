@@ -12,13 +12,14 @@ from dataclasses import dataclass
 from typing import Literal
 from urllib.parse import urlsplit
 
+from sidecar.settings.field_types import PRINCIPAL_ID
 from sidecar.vocabulary import ANONYMOUS
 
 Kind = Literal["user", "nhi"]
 KINDS: Mapping[str, Kind] = {"user": "user", "nhi": "nhi"}
 _PORTS = {"http": 80, "https": 443}
 
-_ID = re.compile(r"[!#-&(-)+\-./0-{}~]{1,256}")
+_ID = re.compile(PRINCIPAL_ID)
 _TYPED = re.compile(r"(user|nhi|role):")
 
 

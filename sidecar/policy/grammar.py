@@ -13,6 +13,7 @@ from typing import Literal
 
 from sidecar.policy.faults import meant, shown
 from sidecar.policy.patterns import glob
+from sidecar.settings.field_types import PRINCIPAL_ID
 from sidecar.settings.timestamps import seconds_of
 from sidecar.settings.uris import normal_object
 from sidecar.vocabulary import (
@@ -46,7 +47,7 @@ OBJECTS: Mapping[PermissionKind, tuple[str, ...]] = {
     _TOOL: _THINGS,
     PermissionKind.GUARDRAIL: _THINGS,
 }
-_ID = re.compile(r"[!#-&(-)+\-./0-{}~]{1,256}")  # CONTRACT 1.1: printable ASCII without blanks, quotes, commas, | and *
+_ID = re.compile(PRINCIPAL_ID)
 _ID_PATTERN = re.compile(r"[!#-&(-+\-./0-{}~]{1,256}")
 _SERVER = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")  # CONTRACT 1.2
 _SERVER_PATTERN = re.compile(r"[a-z0-9*\-]+")

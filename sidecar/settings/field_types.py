@@ -287,9 +287,9 @@ def listed(value: object) -> object:
 
 
 SLUG = r"[a-z0-9]+(-[a-z0-9]+)*"
-_ID = r"[!#-&(-)+\--_a-{}~`]{1,256}"  # CONTRACT 1.1: printable ASCII without blanks, quotes, commas, | and *
-_NHI = re.compile(f"nhi:{_ID}")
-_CALLER = re.compile(f"(?:nhi|user):{_ID}")
+PRINCIPAL_ID = r"[!#-&(-)+\--_a-{}~`]{1,256}"  # CONTRACT 1.1: printable ASCII without blanks, quotes, commas, | and *
+_NHI = re.compile(f"nhi:{PRINCIPAL_ID}")
+_CALLER = re.compile(f"(?:nhi|user):{PRINCIPAL_ID}")
 
 Slug = Annotated[
     str,
@@ -299,12 +299,12 @@ Slug = Annotated[
 NhiName = Annotated[
     str,
     Field(json_schema_extra={"pattern": "^nhi:"}),
-    named(f"nhi:{_ID}", "NHI", "write nhi:<id>, such as nhi:planner"),
+    named(f"nhi:{PRINCIPAL_ID}", "NHI", "write nhi:<id>, such as nhi:planner"),
 ]
 UserName = Annotated[
     str,
     Field(json_schema_extra={"pattern": "^user:"}),
-    named(f"user:{_ID}", "user", "write user:<id>, such as user:alice"),
+    named(f"user:{PRINCIPAL_ID}", "user", "write user:<id>, such as user:alice"),
 ]
 HeaderName = Annotated[str, Field(max_length=128), named(r"[A-Za-z0-9_.-]+", "header name", "such as X-Api-Key")]
 HeaderValue = Annotated[
