@@ -1,6 +1,6 @@
-"""Tries a question: what policy and the other checks say to it, without a call, a record or a charge.
+"""Tries a question: shows the results of policy and the other checks, without a call, a record or a charge.
 
-The question is in the address; arguments are not, so that no log or history keeps them: a form sends them.
+The question is in the address. Arguments are not, so that no log or history contains them: a form sends them.
 """
 
 import asyncio
@@ -37,8 +37,8 @@ USUAL: Final = {"tool": "tools/call", "prompt": "prompts/get", "resource": "reso
 
 
 class QuestionFields(NamedTuple):
-    """A question as its form has it. `as_` is the chain, first to last; `roles` and `scopes` are those of the first
-    principal's token."""
+    """The fields of a question, as the form has them. `as_` is the chain, first to last; `roles` and `scopes` are those
+    of the first principal's token."""
 
     as_: str
     calls: str
@@ -49,7 +49,7 @@ class QuestionFields(NamedTuple):
 
     @classmethod
     def read(cls, given: FormFields) -> "QuestionFields":
-        """The fields as they are given. Raises Refusal(MALFORMED_CALL)."""
+        """The fields of a query or a form. Raises Refusal(MALFORMED_CALL) if one is too long or not one line."""
         names = (("as", 4096), ("calls", 2048), ("action", 64), ("at", 64), ("roles", 2048), ("scopes", 2048))
         return cls(*(given.text(name, most=most) for name, most in names))
 
@@ -59,18 +59,22 @@ class QuestionFields(NamedTuple):
 
     @property
     def filled(self) -> dict[str, str]:
-        """The fields of the address that asks this question, without arguments."""
+        """The fields that are not empty, for the address of this question."""
         return {name: value for name, value in self.plain().items() if value}
 
     @property
     def command(self) -> str:
-        """The same question on a command line, without arguments."""
-        asked = [("--as", ",".join(_chain_names(self.as_))), ("--calls", self.calls), ("--action", self.action)]
-        given = [word for option, value in (*asked, ("--now", self.at)) if value for word in (option, value)]
+        """The command that explains the same question, without arguments."""
+        names = _chain_names(self.as_)
+        asked = [("--as", ",".join(names)), ("--calls", self.calls), ("--action", self.action), ("--now", self.at)]
+        for option, granted in (("--roles", _words(self.roles)), ("--scopes", _words(self.scopes))):
+            if names and granted:
+                asked.append((option, f"{names[0]}={','.join(granted)}"))
+        given = [word for option, value in asked if value for word in (option, value)]
         return shlex.join(["sidecar", "policy", "explain", *given])
 
     def question(self, arguments: str, meta: str) -> TriedQuestion:
-        """What is asked. Raises Refusal(MALFORMED_CALL)."""
+        """The question. `arguments` and `meta` are JSON. Raises Refusal(MALFORMED_CALL)."""
         obj = named_object(self.calls)
         kind, _, rest = obj.partition(":")
         if kind not in USUAL or not rest or (kind != "nhi" and not all(rest.partition("/"))):
@@ -111,7 +115,8 @@ class QuestionFields(NamedTuple):
 
 
 class OtherFields(NamedTuple):
-    """Another policy as the form has it: which one, and the file that replaces one of this policy."""
+    """The fields about another policy, as the form has them. `against` is its key. With the key FILE, it is this policy
+    with the content of one file replaced."""
 
     against: str
     file_name: str
@@ -119,7 +124,7 @@ class OtherFields(NamedTuple):
 
     @classmethod
     def read(cls, given: FormFields) -> "OtherFields":
-        """The fields as they are given. Raises Refusal(MALFORMED_CALL)."""
+        """The fields of a query or a form. Raises Refusal(MALFORMED_CALL) if one is too long or not one line."""
         return cls(given.text("against", most=256), given.text("file_name", most=512), given.get("content", ""))
 
     @property
@@ -127,7 +132,7 @@ class OtherFields(NamedTuple):
         return {"against": self.against} if self.against and self.against != FILE else {}
 
     def file(self) -> ReplacedFile | None:
-        """The replaced file, if that is asked for. Raises Refusal(MALFORMED_CALL)."""
+        """The file to replace; None for other keys. Raises Refusal(MALFORMED_CALL)."""
         if self.against != FILE:
             return None
         name = self.file_name.removeprefix("policies/")
@@ -140,14 +145,15 @@ class OtherFields(NamedTuple):
 
 @page("try", title="Try", template="try.html")
 async def trial(asked: ConsoleRequest) -> Mapping[str, Any]:
-    """The form, and the answer if the address asks a question; its arguments are then empty."""
+    """The form, and the answer if the address has a question, without arguments."""
     fields = QuestionFields.read(asked.query)
     return await _tried(asked, fields, OtherFields.read(asked.query), "", "")
 
 
 @action("try", role="viewer", max_bytes=4 * MAX_TEXT)
 async def answer(asked: ConsoleRequest) -> Fragment:
-    """The answer to the question of the form, with its arguments: a part of the page, or without htmx a page."""
+    """The answer to the question of the form, with its arguments: a part of the page, or without htmx the whole
+    page."""
     fields, form = QuestionFields.read(asked.form), asked.form
     data = await _tried(asked, fields, OtherFields.read(form), form.get("arguments", ""), form.get("meta", ""))
     return Fragment("try_answer.html" if asked.is_htmx else "try.html", data)
@@ -187,7 +193,7 @@ async def _tried(
 async def _compared(
     comparison: PolicyComparison, against: str, file: ReplacedFile | None, tried: TriedQuestion | None
 ) -> Mapping[str, Any]:
-    """The difference, or the faults of the other policy."""
+    """The comparison, or the faults of the other policy."""
     try:
         return {"comparison": await comparison.compare(against, file, tried and tried[:3])}
     except PolicyError as error:
