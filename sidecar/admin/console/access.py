@@ -1,7 +1,7 @@
-"""Finds out who asks the console: a credential in a header, or a login by the cookie of its session.
+"""Identifies the users of the console: by a credential in a header, or by the cookie of a session.
 
-A cookie opens nothing but `/console`. What changes state comes from a page of the console itself: `Origin`, or where
-the browser sends none `Sec-Fetch-Site`, must say so, and the form carries the CSRF token of its session.
+A cookie is valid only below `/console`. A request that changes state must come from a page of the console: `Origin`, or
+`Sec-Fetch-Site` if the browser sends no `Origin`, must name it, and the form must have the CSRF token of the session.
 """
 
 from __future__ import annotations
@@ -23,13 +23,14 @@ if TYPE_CHECKING:
 
 CSRF_FIELD, CSRF_HEADER = "csrf", "x-csrf-token"
 FLOW_S: Final = 600
-"""How long a login at the OpenID provider may take."""
+"""The longest time for a login at the OpenID provider."""
 MAX_COOKIES: Final = 8 * 1024
 SEEN: Final[tuple[Role, ...]] = ("viewer", "operator")
 
 
 class ConsoleUser(NamedTuple):
-    """Who asks, and the person, if the credential names one. `session` is None for a credential in a header."""
+    """A user of the console. `by` is the name in audit records, `person` the person, if the credential names one.
+    `session` is None for a credential in a header."""
 
     by: str
     role: Role
@@ -39,7 +40,8 @@ class ConsoleUser(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ConsoleAccess:
-    """The credentials in force, and the sessions. `is_secure`: browsers reach the console over TLS."""
+    """The credentials in force, and the sessions. `cookie` is the name of the cookie of sessions. `is_secure`: browsers
+    reach the console over TLS."""
 
     secrets: OperatorSecrets
     sessions: ConsoleSessions
@@ -47,12 +49,13 @@ class ConsoleAccess:
     is_secure: bool
 
     def credential(self, given: str) -> AdminCredential | None:
-        """The credential whose secret this is, if its role may use the console."""
+        """The credential with this secret, if its role may use the console; otherwise None."""
         found = credential_of(given, self.secrets())
         return found if found is not None and found.role in SEEN else None
 
     async def user(self, headers: Headers, *, touch: bool = True) -> ConsoleUser | None:
-        """Who asks; None for a stranger. A credential in a header is used alone, without a cookie."""
+        """The user of a request; None if it has no valid credential or session. With a credential in a header, the
+        cookie is ignored. `touch` restarts the idle time of the session."""
         if lines := headers.get("authorization", ()):
             scheme, _, given = lines[0].partition(" ")
             credential = self.credential(given) if len(lines) == 1 and scheme == "Bearer" else None
@@ -69,21 +72,22 @@ class ConsoleAccess:
         return cookie_in(headers, self.cookie)
 
     def flow_id(self, headers: Headers) -> str:
-        """The cookie of a login that was begun at the OpenID provider."""
+        """The value of the cookie of a login in progress at the OpenID provider; "" without one."""
         return cookie_in(headers, f"{self.cookie}-login")
 
     def flow_cookie_for(self, flow_id: str) -> str:
-        """Its `Set-Cookie`. The provider's site leads back here, so it cannot be SameSite=Strict."""
+        """The `Set-Cookie` of a login in progress. It cannot be SameSite=Strict, because the provider's site redirects
+        to the console. "" removes the cookie."""
         name, secure = f"{self.cookie}-login", self.is_secure
         return set_cookie(name, flow_id, is_secure=secure, same_site="Lax", max_age_s=FLOW_S)
 
     def cookie_for(self, session_id: str) -> str:
-        """The `Set-Cookie` of a session; of "" the one that removes it."""
+        """The `Set-Cookie` of a session. "" removes the cookie."""
         return set_cookie(self.cookie, session_id, is_secure=self.is_secure)
 
 
 def cookie_in(headers: Headers, name: str) -> str:
-    """The value of one cookie; "" without it, and where it is there twice."""
+    """The value of a cookie; "" if it is missing, sent twice, or in headers that are too long or sent twice."""
     lines = headers.get("cookie", ())
     if len(lines) != 1 or len(lines[0]) > MAX_COOKIES:
         return ""
@@ -94,14 +98,15 @@ def cookie_in(headers: Headers, name: str) -> str:
 def set_cookie(
     name: str, value: str, *, is_secure: bool, same_site: str = "Strict", max_age_s: int | None = None
 ) -> str:
-    """A `Set-Cookie` for the console alone. An empty value removes the cookie."""
+    """A `Set-Cookie` for addresses of the console only. An empty value removes the cookie."""
     age = "; Max-Age=0" if not value else "" if max_age_s is None else f"; Max-Age={max_age_s}"
     secure = "; Secure" if is_secure else ""
     return f"{name}={value}; Path=/console; HttpOnly; SameSite={same_site}{age}{secure}"
 
 
 def check_own_page(headers: Headers) -> None:
-    """Checks that a page of the console sent a form: the listener has compared `Origin`. Raises ConsoleFault."""
+    """Checks that a page of the console sent a form. If there is an `Origin`, `check_envelope` has checked it. Raises
+    ConsoleFault."""
     if "origin" not in headers and headers.get("sec-fetch-site", ()) != ("same-origin",):
         raise ConsoleFault(403, "this form was not sent by a page of the console")
 

@@ -1,4 +1,4 @@
-"""The console's own addresses."""
+"""Fixed addresses of the console."""
 
 from typing import Final
 

@@ -1,8 +1,8 @@
-"""Reads what is recorded as it comes, once for all browsers that look at it.
+"""Reads new audit records, once for all browsers that show them.
 
-The logs are read in the page process, each 0.7 s, and only while a browser looks. Each
-filter gets the newest records that it wants, up to a number each time, and hears about how many were left out. Browsers
-with the same filter share them.
+The logs are read every 0.7 s, in the page process, and only while a browser shows them. Each filter gets the newest of
+the new records that match, up to a maximum, and the approximate number of the others. Browsers with the same filter
+share the result.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from sidecar.audit.search import Logs
 
 TICK_S: Final = 0.7
 WAIT_S: Final = 0.5
-MAX_WAITING: Final = 2  # news that a browser has not taken
+MAX_WAITING: Final = 2  # news that one browser has not received yet
 
 log = logging.getLogger("sidecar.admin.console")
 
@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 @dataclass(slots=True, eq=False)
 class FeedViewer:
-    """One browser, and what it has not taken yet."""
+    """One browser, and the news that it has not received yet. If there are too many, the oldest are only counted."""
 
     wanted: RecordFilter
     waiting: deque[FeedNews] = field(default_factory=deque)
@@ -48,7 +48,7 @@ class FeedViewer:
         self.has_news.set()
 
     async def next(self) -> FeedNews:
-        """What is to be shown next; nothing after a while without news."""
+        """The next news; empty after WAIT_S without any."""
         with suppress(TimeoutError):
             async with asyncio.timeout(0.0 if self.waiting else WAIT_S):
                 await self.has_news.wait()
@@ -58,7 +58,7 @@ class FeedViewer:
 
 @dataclass(slots=True)
 class AuditFeed:
-    """The news of all logs, for as long as there are viewers. For one event loop."""
+    """The news of all logs. A task reads them while there are viewers. For one event loop."""
 
     read: Callable[[Callable[[Logs], Any]], Awaitable[Any]]
     """Calls a function of a module with all logs, as `AuditView.read` does. Raises ConsoleFault."""
@@ -69,7 +69,7 @@ class AuditFeed:
     _numbers: count[int] = field(default_factory=lambda: count(1))
 
     async def watch(self, wanted: RecordFilter) -> AsyncGenerator[FeedNews]:
-        """What is recorded from the first item on, which is empty; later ones may be empty, too."""
+        """Yields the records that are written after the first item, which is empty. Later items may be empty too."""
         viewer = FeedViewer(wanted)
         self._viewers.append(viewer)
         if self._task is None or self._task.done():
@@ -109,7 +109,7 @@ class AuditFeed:
             await self._looked(close_tails)
 
     async def _looked(self, work: Callable[[Logs], T]) -> T | None:
-        """What the logs have, or None at a moment at which they cannot be read."""
+        """The result of `work` on the logs; None if they cannot be read at the moment."""
         try:
             result: T = await self.read(work)
             return result

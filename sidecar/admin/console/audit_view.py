@@ -1,4 +1,4 @@
-"""Gives pages the audit log: where it is, what a query selects of it, and its records without what no page shows."""
+"""Reads the audit log for pages: its place, the records that a query selects, and records without their arguments."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class AuditView:
-    """The logs of all workers of this sidecar, and a bound on those who read at a time. Of logs that are not in files,
-    that of this worker is there: what was written since somebody looks."""
+    """The logs of this sidecar, with a bound on concurrent readers. Logs in files are those of all workers. Of other
+    logs, there are only records in memory, which this worker has written since a page first needed them."""
 
     app: OperatorAction
     process: PageProcess
@@ -54,13 +54,13 @@ class AuditView:
         return {worker: LogFiles(path) for worker, path in settings.audit_logs.items()}
 
     def source(self) -> Mapping[str, Any]:
-        """Where the log is, for pages to say."""
+        """Where the log is, as data for pages."""
         settings = self.settings
         return {"in_files": self.is_in_files, "place": place_of(settings), "workers": len(settings.worker_numbers) or 1}
 
     async def read(self, work: Callable[[Logs], T]) -> T:
-        """What `work` finds in the logs. It runs in the page process, where lines in the memory of this one are no
-        file, in a thread. Raises ConsoleFault when the logs cannot be read in time."""
+        """The result of `work` on the logs. It runs in the page process, or for lines in the memory of this process in
+        a thread. Raises ConsoleFault if the logs cannot be read, or not in time."""
         try:
             async with asyncio.timeout(READ_S), self._readers:
                 looking = partial(work, self.logs())
@@ -72,7 +72,8 @@ class AuditView:
 
 
 def name_pattern(text: str) -> str:
-    """A filter's pattern for a name: a part of a name matches anywhere in it, a whole one (`user:alice`) alone."""
+    """The pattern for a filter's text. A text with `:` or `*` is the whole pattern; any other matches anywhere in a
+    name."""
     return text if not text or ":" in text or "*" in text else f"*{text}*"
 
 
@@ -98,11 +99,12 @@ def places_in(query: FormFields, name: str) -> LogPlaces | None:
 
 
 def search_s(query: FormFields) -> float:
-    """How long a search may take: longer where somebody asks to go on with it."""
+    """The longest duration of a search in seconds; longer if the user asks to search further."""
     return FURTHER_S if query.choice("search", ("further",)) else SEARCH_S
 
 
 def text_of(places: LogPlaces | None) -> str:
+    """Places in the logs as a field of a query; "" for none."""
     return ",".join(f"{worker}.{seq}" for worker, seq in sorted((places or {}).items()))
 
 
@@ -120,8 +122,8 @@ def filter_of(query: FormFields, names: Sequence[str]) -> RecordFilter:
 
 
 def shown_record(record: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A record with every field, as older ones lack some, and without arguments: of those that are recorded in clear,
-    only which they are."""
+    """A record with all fields, some of which older records lack, and without arguments: of those that are recorded in
+    clear, only the pointers."""
     whole, clear = {**BLANK, **record}, record.get("clear_arguments")
     if isinstance(clear, Mapping):
         whole["clear_arguments"] = sorted(clear)

@@ -12,7 +12,7 @@ MAX_FIELDS: Final = 200
 
 
 class FormFields(Mapping[str, str]):
-    """Fields of a query or a form. A field that is given more than once has the last value here."""
+    """Fields of a query or a form. A field that is given more than once has its last value; `all` returns each."""
 
     def __init__(self, given: Sequence[tuple[str, str]]) -> None:
         self._given, self._last = given, dict(given)
@@ -49,7 +49,7 @@ class FormFields(Mapping[str, str]):
         return value
 
     def number(self, name: str, default: int, *, least: int, most: int) -> int:
-        """A whole number within bounds. Raises Refusal(MALFORMED_CALL)."""
+        """A whole number within bounds; `default` if the field is missing or empty. Raises Refusal(MALFORMED_CALL)."""
         value = self.text(name, most=20)
         if not value:
             return default
@@ -58,7 +58,7 @@ class FormFields(Mapping[str, str]):
         return int(value)
 
     def choice(self, name: str, choices: Sequence[str], default: str = "") -> str:
-        """One of the choices. Raises Refusal(MALFORMED_CALL)."""
+        """One of the choices; `default` if the field is missing or empty. Raises Refusal(MALFORMED_CALL)."""
         value = self.text(name) or default
         if value not in (*choices, default):
             raise malformed(f"{name}: one of {', '.join(choices)}")
@@ -68,6 +68,6 @@ class FormFields(Mapping[str, str]):
         return FormFields([(key, value) for key, value in self._given if key != name])
 
     def with_changes(self, changes: Mapping[str, object]) -> str:
-        """The fields as a query, with changes; a field changed to None or "" is left out."""
+        """The fields as a query, with changes, and without fields that are None or ""."""
         changed = {**self._last, **changes}
         return urlencode({name: value for name, value in changed.items() if value not in (None, "")})

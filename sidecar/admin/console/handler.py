@@ -55,7 +55,7 @@ CONTENT_POLICY: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
     "form-action 'self'; frame-ancestors 'none'; base-uri 'none'"
 )
-# The referrer stays within the console; with `no-referrer`, browsers would send forms with `Origin: null`.
+# Browsers send the referrer only to the console. With `no-referrer`, they would send forms with `Origin: null`.
 PAGE_HEADERS: Final[Mapping[str, str]] = {
     **HEADERS,
     "Content-Security-Policy": CONTENT_POLICY,
@@ -66,15 +66,15 @@ PAGE_HEADERS: Final[Mapping[str, str]] = {
 }
 STATIC_HEADERS: Final = {**PAGE_HEADERS, "Cache-Control": "public, max-age=31536000, immutable"}
 OIDC: Final = "oidc"
-"""In place of the digest of a key: a login at the OpenID provider, which ends with its session alone."""
+"""The credential of sessions that began at the OpenID provider, in place of the digest of a key. It is always valid."""
 MAX_STREAMS: Final = 100
 MAX_RENDERED: Final = 64
 LIVE: Final = "/live"
-"""How the path of a page's own stream ends."""
+"""The end of the path of a page's stream."""
 SEEN: Final = "seen"
-"""What its query has beside that of the page: the digest of the data that the page shows."""
+"""The field that its query has in addition to those of the page: the digest of the data that the page shows."""
 STREAM_S: Final = 1.0
-"""How often a stream without news looks whether its session still holds."""
+"""The interval at which a stream checks whether its session is still valid."""
 KEEP_ALIVE_S: Final = 15.0
 
 log = logging.getLogger("sidecar.admin.console")
@@ -82,7 +82,8 @@ log = logging.getLogger("sidecar.admin.console")
 
 @dataclass(slots=True)
 class Console:
-    """The console of one process. `entrance` names the hosts and the origins that browsers may use."""
+    """The console of one process. `entrance` has the hosts and the origins that browsers may use, `url` is
+    `console.url`. `streams` counts the open streams."""
 
     app: OperatorAction
     entrance: Entrance
@@ -95,7 +96,7 @@ class Console:
     results: SharedResults = field(default_factory=SharedResults)
     streams: int = 0
     rendered: OrderedDict[Hashable, bytes] = field(default_factory=OrderedDict)
-    """Events that several streams send, by their keys."""
+    """The last events that several streams send, by their keys."""
 
     @classmethod
     def open(
@@ -108,12 +109,12 @@ class Console:
         others: OtherWorkers | None,
         process: PageProcess,
     ) -> Console:
-        """The console of these settings, with its static files read; `entrance` is that of the admin listener. Runs in
-        a thread."""
+        """The console with these settings. `entrance` is that of the admin listener, and `port` its port. Blocks,
+        because it reads the static files."""
         url = settings.url or ""
 
         def holds(session: ConsoleSession) -> bool:
-            """Whether the credential of the login is there, with the same secret, name and role."""
+            """Whether the credential of the login still exists, with the same secret, name and role."""
             return session.credential == OIDC or any(
                 digest_of(secret) == session.credential and (name_of(one), one.role) == (session.by, session.role)
                 for secret, one in secrets().items()
@@ -123,7 +124,7 @@ class Console:
         own = {f"http://{host}" for host in hosts if not port or host.endswith(f":{port}")}
         reached = Entrance(hosts | {urlsplit(url).netloc} if url else hosts, frozenset(own | ({url} if url else set())))
         sessions = ConsoleSessions(settings.session, time.monotonic, holds, others)
-        # Cookies are shared by all ports of a host: the name keeps those of other sidecars apart.
+        # All ports of a host share their cookies. The port in the name separates them from those of other sidecars.
         access = ConsoleAccess(secrets, sessions, f"sidecar-console-{port}", url.startswith("https:"))
         static_files()
         oidc = None
@@ -144,12 +145,13 @@ class Console:
             return await self._fault(request, ConsoleFault(response.status, problem_of["error"]))
         except ConsoleFault as fault:
             return await self._fault(request, fault)
-        except Exception:  # a bug of a page ends its answer, and nothing else
+        except Exception:  # a bug of a page affects only its response
             log.exception("a page of the console failed", extra={"path": request.raw_path.partition("?")[0]})
             return await self._fault(request, ConsoleFault(500, "this page failed; the sidecar's log says why"))
 
     async def handle_of_worker(self, request: web.BaseRequest, by: str) -> web.StreamResponse:
-        """The response to another worker: about a session, or this worker's part of a page's data."""
+        """The response to another worker, with a session, a login in progress, or this worker's part of a page's
+        data."""
         path, _, query = origin_form(request.raw_path).partition("?")
         if path.startswith(SESSION_SOCKET):
             return self._session_of_worker(request.method, path.removeprefix(SESSION_SOCKET))
@@ -221,23 +223,24 @@ class Console:
     # --- access -------------------------------------------------------------------------------------------------------
 
     async def _stranger(self, request: web.BaseRequest, headers: Headers, target: str) -> web.Response:
-        """The response to a request without a login: the way to the login page, and from there back to `target`."""
+        """The response to a request without a login. A page is redirected to the login page, which leads back to
+        `target` afterwards; other requests get 401."""
         wants_data = _wants_json(request) or "authorization" in headers
         if request.headers.get("HX-Request") == "true":
             return problem("log in first", 401, {"HX-Redirect": LOGIN})
-        if request.method == "POST":  # of a page that was left open for too long
+        if request.method == "POST":  # from a page whose login has ended
             wants_data = wants_data or "text/html" not in request.headers.get("Accept", "")
             target = _path_of(request.headers.get("Referer", ""))
         if wants_data or request.headers.get("Accept", "").startswith("text/event-stream"):
             return problem("a credential is needed", 401, {"WWW-Authenticate": "Bearer"})
-        # A link on another site leads here without the cookie, which is SameSite=Strict. A second request from a page
-        # of ours has it.
+        # For a link on another site, the browser does not send the cookie, which is SameSite=Strict. A second request,
+        # from a page of the console, has it.
         if headers.get("sec-fetch-site") == ("cross-site",) and self.access.session_id(headers) == "":
             return await self._again(target)
         return _see(f"{LOGIN}?next={quote(target, safe='/')}")
 
     async def _again(self, target: str) -> web.Response:
-        """A page that leads on to `target` by itself."""
+        """A page that loads `target` automatically."""
         return await self._html("again.html", {"target": target})
 
     async def _login(self, request: web.BaseRequest, headers: Headers, query: str) -> web.Response:
@@ -259,7 +262,8 @@ class Console:
         return _see(next_path, {"Set-Cookie": cookie})
 
     async def _begun(self, user: ConsoleUser, credential: str, headers: Headers, peer: str) -> str:
-        """Begins a session with a new id, ends the one that the browser had, and records it. Returns its cookie."""
+        """Records a login, ends the browser's earlier session, and begins a new one. Returns its `Set-Cookie`. Raises
+        Refusal(AUDIT_UNAVAILABLE)."""
         await self.app.desk.witness("console-login", user.by, role=user.role, peer=peer)
         if before := self.access.session_id(headers):
             await self.access.sessions.end(before)
@@ -291,7 +295,7 @@ class Console:
             await self.app.desk.witness("console-login-refused", "unknown", peer=peer, why=refused_login.reason)
             raise
         cookie = await self._begun(ConsoleUser(who.by, who.role, person=who.person), OIDC, headers, peer)
-        # The provider's site led here, so that a redirect would not carry the new cookie, which is SameSite=Strict.
+        # The provider's site led here, so after a redirect the browser would not send the new cookie (SameSite=Strict).
         response = await self._again(who.next_path)
         response.headers.add("Set-Cookie", cookie)
         response.headers.add("Set-Cookie", self.access.flow_cookie_for(""))
@@ -387,7 +391,8 @@ class Console:
         asked: ConsoleRequest,
         headers: Headers,
     ) -> None:
-        """Sends events until the session ends, the sidecar drains or the reader is gone."""
+        """Sends events until the session ends, the sidecar drains, the reader is gone or the events fail. Then ends the
+        stream."""
         looked_at = heard_at = time.monotonic()
         try:
             async with aclosing(events):
@@ -407,13 +412,13 @@ class Console:
                         await stream.keep_alive()
         except (Refusal, ConsoleFault):  # the reader is gone, or the data cannot be read: the browser connects again
             pass
-        except Exception:  # a bug of a page ends its stream, and nothing else
+        except Exception:  # a bug of a page affects only its stream
             log.exception("a stream of the console failed", extra={"path": asked.path})
         with suppress(Refusal):
             await stream.end()
 
     async def _event(self, event: StreamEvent, asked: ConsoleRequest) -> bytes:
-        """An event as it is sent; of those with a key, the last ones are kept."""
+        """The bytes of an event. Those of the last events with a key are cached."""
         if event.key is not None and (known := self.rendered.get(event.key)) is not None:
             return known
         written = await self._written(event, asked)
@@ -432,7 +437,7 @@ class Console:
         return b"event: %b\n%b\n\n" % (event.event.encode(), lines)
 
     async def _rendered(self, template: str, asked: ConsoleRequest, data: Mapping[str, Any], title: str = "") -> bytes:
-        """A template with the data of a page, and with what every page has."""
+        """A template with the data of a page, and with the data that all pages have."""
         of_all = {
             "me": {"by": asked.by, "role": asked.role, "is_operator": asked.is_operator},
             "csrf": "" if asked.session is None else asked.session.csrf,
@@ -473,7 +478,7 @@ class Console:
         shown = {"status": fault.status, "told": fault.told, "facts": dict(fault.facts)}
         try:
             return await self._html("fault.html", shown, fault.status)
-        except (ConsoleFault, OSError) as other:  # the page that would say it cannot be rendered
+        except (ConsoleFault, OSError) as other:  # the page about the fault cannot be rendered
             return problem(f"{fault.told}; {other}", fault.status)
 
 
@@ -504,7 +509,7 @@ def _path_of(url: str) -> str:
 
 
 def _next_in(fields: FormFields) -> str:
-    """Where a login leads: a page of the console, and nothing elsewhere."""
+    """The path to which a login leads: always one of the console."""
     path = fields.get("next", "")
     return path if path.startswith(BASE) and path.isprintable() and "\\" not in path else FIRST
 

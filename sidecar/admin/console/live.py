@@ -12,17 +12,17 @@ from sidecar.errors import Refusal
 
 LOOK_S: Final = 0.8
 REST: Final = 3
-"""How many times as long as a look takes nothing is looked at: of views that cost much."""
+"""The pause after the data of a costly view was read, as a multiple of the time that it took."""
 
 
 async def watched(
     asked: ConsoleRequest, page: PageFunction, event: str, template: str, *, is_personal: bool = False
 ) -> AsyncGenerator[StreamEvent | None]:
-    """The data of a page, each time it differs from what the browser shows. A moment at which it cannot be read is
-    passed over.
+    """Yields the data of a page each time it differs from what the browser shows, otherwise None. While the data cannot
+    be read, nothing changes.
 
-    Browsers that show the same view share one look at its data, so that ten of them cost as much as one; of what
-    `is_personal`, only those of one person."""
+    Browsers that show the same view share the data, so that ten of them cost as much as one. If it `is_personal`, only
+    browsers of the same person share it."""
     view = (asked.path, asked.query.with_changes({}), asked.role, asked.person if is_personal else None)
     before: Mapping[str, Any] | None = None
     while True:

@@ -1,4 +1,4 @@
-"""Follows the logs for feeds. What is here runs in the page process, or in a thread of this one."""
+"""Follows the logs for streams. Its functions run in the page process, or in a thread of the sidecar's own."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from sidecar.audit.search import FoundRecord, Logs
 
 MAX_BYTES: Final = 2 * 2**20  # of one log at a time, about 1,000 records
 MAX_RECORDS: Final = 60  # of one log at a time
-MAX_ROWS: Final = 20  # at a time: more than anybody reads
+MAX_ROWS: Final = 20  # at a time: more than a person can read
 
 Rows = Sequence[Mapping[str, Any]]
 Shape = Callable[[Sequence[FoundRecord]], Rows]
-"""Makes the rows of a page of records, newest first. A function of a module that imports little."""
+"""Makes the rows of a page from records, newest first. A function of a module that imports few others."""
 _TAILS: Final[dict[Log, LogTail]] = {}
 
 
 class FeedNews(NamedTuple):
-    """Rows of one moment, newest first; `left_out` is about how many more records there were. `number` is the same for
-    all who get these rows; 0 of no rows."""
+    """The rows of new records, newest first. `left_out` is the approximate number of further records. `number` is the
+    same for all viewers of these rows, and 0 without rows."""
 
     rows: Rows = ()
     left_out: int = 0
@@ -32,14 +32,14 @@ class FeedNews(NamedTuple):
 
 @dataclass(slots=True)
 class _Wanted:
-    """What one filter found at one time."""
+    """The new records of one filter."""
 
     found: list[FoundRecord] = field(default_factory=list)
     left_out: int = 0
 
 
 def open_tails(logs: Logs) -> None:
-    """Follow these logs from their ends on."""
+    """Follows these logs, from their ends on."""
     close_tails(logs)
     for one in logs.values():
         _tail_of(one)
@@ -52,12 +52,12 @@ def close_tails(logs: Logs) -> None:
 
 
 def news_of(logs: Logs, filters: Collection[RecordFilter], shape: Shape) -> Mapping[RecordFilter, FeedNews]:
-    """What is new for each filter that has news; of a log that cannot be read, nothing."""
+    """The news since the last call, by filter; only for filters that have news. A log that cannot be read has none."""
     different = {wanted: _Wanted() for wanted in filters}
     for worker, one in logs.items():
         try:
             raw, passed_bytes = _tail_of(one).read(MAX_BYTES)
-        except OSError:  # which the pages about the log say
+        except OSError:  # the pages about the log report it
             continue
         lines = raw.splitlines()
         passed = passed_bytes * len(lines) // max(1, len(raw))
@@ -81,7 +81,7 @@ def _tail_of(one: Log) -> LogTail:
 
 
 def _sort_out(worker: int, lines: Sequence[bytes], different: Mapping[RecordFilter, _Wanted]) -> None:
-    """Gives each filter the newest of these lines, until it has enough of this log."""
+    """Gives each filter the newest of the lines that match it, up to MAX_RECORDS, and counts the others."""
     room = dict.fromkeys(different, MAX_RECORDS)
     for line in reversed(lines):
         candidates = [wanted for wanted in different if wanted.may_want(line)]

@@ -1,4 +1,5 @@
-"""Finds the rows of pages in the logs. What is here runs in the page process, or in a thread of this one."""
+"""Searches the logs for the rows of pages. Its functions run in the page process, or in a thread of the sidecar's
+own."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ STATUS_TONES: Final = {"success": "good", "permission_denied": "bad", "rate_limi
 
 
 class FoundRows(NamedTuple):
-    """What a search found, as the rows of a page, and where it goes on, as `SearchPage` has it."""
+    """The rows that a search found, and where the next page begins, as in `SearchPage`."""
 
     rows: Sequence[Mapping[str, Any]]
     next: LogPlaces | None
@@ -43,7 +44,8 @@ class FoundRows(NamedTuple):
 
 
 def calls_found(logs: Logs, wanted: RecordFilter, before: LogPlaces | None, limit: int, within_s: float) -> FoundRows:
-    """A page of calls. Those without an end are on the first one alone: the end of others may be on the one before."""
+    """A page of calls, newest first. Calls without an end are only on the first page, because on later pages the end of
+    a call may be on the page before."""
     ended = set[str]()
 
     def is_call(record: Mapping[str, Any]) -> bool:
@@ -58,19 +60,19 @@ def calls_found(logs: Logs, wanted: RecordFilter, before: LogPlaces | None, limi
 
 
 def rows_of_calls(found: Sequence[FoundRecord]) -> list[Mapping[str, Any]]:
-    """The calls among records: of one that has ended, its end."""
+    """The rows of the calls among these records. A call that has ended has the row of its end."""
     calls = [one for one in found if one.record.get("event") != "control"]
     ended = {one.record.get("decision_id") for one in calls if is_terminal(one.record)}
     return [row_of_call(one) for one in calls if is_terminal(one.record) or one.record.get("decision_id") not in ended]
 
 
 def _is_inner(record: Mapping[str, Any]) -> bool:
-    """Whether a decision was taken within a request, such as on what a server asks of its client. It has no end."""
+    """Whether it is a decision within another call, such as on a request of a server to its client. It has no end."""
     return record.get("event") == "decision" and record.get("args_hash") is None
 
 
 def row_of_call(found: FoundRecord) -> Mapping[str, Any]:
-    """A call as lists show it."""
+    """The row of a call."""
     record = found.record
     if is_terminal(record):
         word, tone = STATUSES.get(str(record.get("status")), ("recorded", "plain"))
@@ -101,7 +103,7 @@ def row_of_call(found: FoundRecord) -> Mapping[str, Any]:
 
 
 def _list(value: object) -> list[Any]:
-    """A list of a record, whose lines others may have changed."""
+    """A value of a record as a list; empty for any other type, because lines of a log may have been changed."""
     return value if isinstance(value, list) else []
 
 
@@ -117,13 +119,13 @@ def is_record(record: Mapping[str, Any]) -> bool:
 
 
 def is_no_checkpoint(record: Mapping[str, Any]) -> bool:
-    """Whether a control record says what somebody did: checkpoints come by the clock, and have a list of their own."""
+    """Whether a record is no checkpoint. Checkpoints are written by the clock, and have a list of their own."""
     control = record.get("control")
     return not isinstance(control, Mapping) or control.get("what") != CHECKPOINT
 
 
 def row_of_record(found: FoundRecord) -> Mapping[str, Any]:
-    """A record as lists show it: for a control record what was done and by whom."""
+    """The row of a record. For a control record, it has what was done and by whom."""
     record = found.record
     control = record.get("control")
     done: Mapping[str, Any] = control if isinstance(control, Mapping) else {}
@@ -149,7 +151,7 @@ def row_of_record(found: FoundRecord) -> Mapping[str, Any]:
 def records_around(
     logs: Logs, found: FoundRecord, same: RecordFilter
 ) -> tuple[Sequence[FoundRecord], Sequence[FoundRecord]]:
-    """The records of a relation before and after one record, in the order of their time."""
+    """The records that match `same` before and after one record, up to AROUND each, in the order of their time."""
     place, at = (found.worker, found.record["seq"]), str(found.record.get("timestamp"))
 
     def is_other(one: FoundRecord) -> bool:
@@ -165,7 +167,7 @@ def records_around(
 
 
 def files_of(logs: Logs) -> list[Mapping[str, Any]]:
-    """The files of each log, newest first, up to a number."""
+    """The files of each log, newest first, up to PARTS rotated ones."""
     return [{"worker": worker, **_log_files(one.path)} for worker, one in logs.items() if isinstance(one, LogFiles)]
 
 

@@ -1,7 +1,7 @@
-"""Splits texts into pieces with marks, for texts of callers, upstreams and files that a page shows.
+"""Splits texts of callers, upstreams and files into pieces with marks, for pages.
 
-A piece is `(text, mark)`; templates show it as `<span class="mark-…">`. Characters that a reader does not see, or that
-change how others look, become escapes such as `\\u200b` with the mark `hidden`.
+A piece is `(text, mark)`; templates show it as `<span class="mark-…">`. Characters that are invisible, or that change
+how others look, become escapes such as `\\u200b` with the mark `hidden`.
 """
 
 from __future__ import annotations
@@ -22,14 +22,15 @@ Piece = tuple[str, str]
 
 
 def pieces_of(text: str, mark: str = "", *, most: int = MAX_CHARACTERS) -> list[Piece]:
-    """The pieces of one line of text; what is beyond `most` characters is left out, and said."""
+    """The pieces of one line of text. Instead of the text after `most` characters, a last piece has its length."""
     cut, left_out = text[:most], len(text) - most
     found = [(cut, mark)] if cut.isprintable() and revealed(cut) == cut else list(_revealed(cut, mark))
     return [*found, (f" … {left_out} characters more", "more")] if left_out > 0 else found
 
 
 def json_pieces(text: str, mark: str = "") -> list[Piece]:
-    """The pieces of one line of JSON in which hidden characters are escapes already, as `pins_file.readable` writes."""
+    """The pieces of one line of JSON, whose hidden characters are already escapes, as `pins_file.readable` writes it. A
+    line of more than MAX_CHARACTERS is cut as by `pieces_of`."""
     found, end, most = list[Piece](), 0, min(len(text), MAX_CHARACTERS)
     for escape in _ESCAPES.finditer(text, 0, most):
         if escape[0].startswith("\\u"):

@@ -1,10 +1,10 @@
 """Logs people in at an OpenID provider: authorization code with PKCE (RFC 6749 4.1, RFC 7636, OpenID Connect Core 3.1).
 
-    begin     the browser is sent to the provider, with a `state`, a `nonce` and a challenge; a cookie binds it to them
-    finish    the provider sends it back with a code; the code is exchanged, and the ID token says who it is
+    begin     sends the browser to the provider, with a `state`, a `nonce` and a challenge; a cookie binds it to them
+    finish    the provider sends the browser back with a code, which is exchanged for the ID token of the person
 
-What was begun is kept by the worker that began it, for ten minutes and for one use. Tokens are verified by the code
-that verifies callers' tokens, and nothing of them is kept but the name and the role.
+The worker at which a login began stores it, for ten minutes and for one use. Tokens are verified by the code that
+verifies callers' tokens. Of a token, only the name, the role and the principal of the person are stored.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ if TYPE_CHECKING:
 
 MAX_FLOWS: Final = 1_000
 KNOWN_S: Final = 3_600.0
-"""How long what the provider says of itself is believed."""
+"""How long the metadata of the provider is used."""
 RETRY_S: Final = 5.0
-"""After a failure the provider is not asked again for so long, however many logins are begun."""
+"""How long the provider is not asked again after a failure, however many logins begin."""
 MAX_GROUPS: Final = 1_000
 _CODE: Final = re.compile(r"[\x20-\x7e]{1,4096}")
 _NAME: Final = re.compile(r"[\x21-\x7e]{1,256}")
@@ -63,7 +63,8 @@ log = logging.getLogger("sidecar.admin.console")
 
 
 class LoginFlow(NamedTuple):
-    """A login that was begun. `key` is the digest of the cookie's value."""
+    """A login in progress. `key` is the digest of the cookie's value, `verifier` that of PKCE, and `began_at` in
+    monotonic seconds."""
 
     key: str
     state: str
@@ -75,7 +76,8 @@ class LoginFlow(NamedTuple):
 
 
 class ProviderDocument(NamedTuple):
-    """What the provider says of itself (OpenID Connect Discovery 1.0)."""
+    """The metadata of the provider (OpenID Connect Discovery 1.0). `secret_in_body`: the client secret is sent in the
+    body, not in a header. `fetched_at` is in monotonic seconds."""
 
     authorization: str
     token: str
@@ -85,7 +87,8 @@ class ProviderDocument(NamedTuple):
 
 
 class LoggedIn(NamedTuple):
-    """A person, as audit records name it, and where the login leads."""
+    """A person who has logged in. `by` is the name in audit records, `person` the principal in calls (None if there is
+    none), `next_path` the page to which the login leads."""
 
     by: str
     role: Role
@@ -94,7 +97,8 @@ class LoggedIn(NamedTuple):
 
 
 class LoginRefused(ConsoleFault):
-    """The provider, or what it says, does not let the person in. `reason` is for the audit."""
+    """A login failed: the provider is unavailable, or its response does not permit it. `reason` is for audit
+    records."""
 
     def __init__(self, status: int, told: str, reason: str) -> None:
         super().__init__(status, told)
@@ -118,11 +122,12 @@ class OidcLogins:
 
     @property
     def host(self) -> str:
-        """The provider's name for the login page."""
+        """The host of the provider, as the login page names it."""
         return parse_origin(self.settings.issuer).host_header
 
     async def begin(self, next_path: str, redirect_uri: str) -> tuple[str, str]:
-        """Begins a login: the value of its cookie, and the address to send the browser to. Raises LoginRefused."""
+        """Begins a login. Returns the value of its cookie, and the URL to which to send the browser. Raises
+        LoginRefused."""
         provider = await self._provider()
         flow_id = f"{0 if self.others is None else self.others.me}.{secrets.token_urlsafe(32)}"
         key, now_s = digest_of(flow_id.encode()), self.clock_mono()
@@ -145,7 +150,7 @@ class OidcLogins:
         return flow_id, f"{provider.authorization}{joint}{urlencode(fields)}"
 
     async def finish(self, flow_id: str, query: FormFields) -> LoggedIn:
-        """Ends a login with what the provider sent the browser back with. Raises LoginRefused."""
+        """Ends a login, with the query with which the provider sent the browser back. Raises LoginRefused."""
         flow = await self._taken(flow_id)
         if flow is None or not hmac.compare_digest(query.get("state", "").encode(), flow.state.encode()):
             raise LoginRefused(400, "this login was not begun here, or took longer than ten minutes", "state")
@@ -160,7 +165,8 @@ class OidcLogins:
         return self._logged_in(claims, flow.next_path)
 
     def take(self, key: str) -> LoginFlow | None:
-        """A login that began at this worker, once, by the digest of its cookie."""
+        """Removes and returns a login that began at this worker, by the digest of its cookie; None if there is none, or
+        it is too old."""
         flow = self._flows.pop(key, None)
         return flow if flow is not None and self.clock_mono() - flow.began_at < FLOW_S else None
 
@@ -173,11 +179,11 @@ class OidcLogins:
             return None
         try:
             return LoginFlow(**reply.plain)
-        except TypeError:  # of another version, while a rollout is under way
+        except TypeError:  # from a worker of another version, during an update
             return None
 
     async def _claims(self, code: str, flow: LoginFlow) -> Claims:
-        """The claims of the ID token that the code is worth. Raises LoginRefused."""
+        """The verified claims of the ID token for which the code is exchanged. Raises LoginRefused."""
         provider = await self._provider()
         try:
             token = await self._exchanged(provider, code, flow)
@@ -226,7 +232,7 @@ class OidcLogins:
         return Verifier(known, {trusted.issuer: self._keys}, MAX_LIFETIME_S, self.clock, NOT_IN_ID_TOKENS)
 
     def _logged_in(self, claims: Claims, next_path: str) -> LoggedIn:
-        """Who the claims name, with the role of the groups. Raises LoginRefused."""
+        """The person whom the claims name, with the role that the claim of `roles` grants. Raises LoginRefused."""
         name, chosen = claim_at(claims.values, self.settings.name_claim), self.settings.roles
         if not isinstance(name, str) or not _NAME.fullmatch(name):
             told = f"the ID token has no {self.settings.name_claim} of printable ASCII characters without blanks"
@@ -254,7 +260,7 @@ class OidcLogins:
         return await fetch(url, egress=self._egress)
 
     async def _provider(self) -> ProviderDocument:
-        """What the provider says of itself. Raises LoginRefused."""
+        """The metadata of the provider. Raises LoginRefused."""
         async with self._asking:  # logins that begin during a request wait for its result
             now_s = self.clock_mono()
             if self._known is not None and now_s - self._known.fetched_at < KNOWN_S:
@@ -273,12 +279,13 @@ class OidcLogins:
 
 
 def plain_flow(flow: LoginFlow) -> Mapping[str, Any]:
-    """A login that was begun, as one worker tells another."""
+    """A login in progress, as data for another worker."""
     return flow._asdict()
 
 
 def _document_in(said: object, issuer: str, now_s: float) -> ProviderDocument:
-    """Raises ValueError for what is not this provider's, and for addresses that secrets must not be sent to."""
+    """The metadata in a document. Raises ValueError if it is of another issuer or incomplete, or an endpoint is neither
+    https nor on this machine."""
     if not isinstance(said, dict) or str(said.get("issuer", "")).rstrip("/") != issuer:
         raise ValueError("the document is of another issuer")
     methods = said.get("token_endpoint_auth_methods_supported", ["client_secret_basic"])

@@ -1,7 +1,7 @@
-"""Renders pages and reads logs in a process of its own, so that the console's work does not delay calls.
+"""Renders pages and reads logs in a separate process, so that the console's work does not delay calls.
 
-The process starts with the console, gives way to calls, and ends with its parent. It gets a function and its arguments
-as a pickle, and runs up to four of them at a time.
+The process starts with the console, has a low priority, and ends with its parent. It receives functions with their
+arguments as pickles, and runs up to four at a time.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ RUN_S: Final = 30.0
 
 @dataclass(slots=True)
 class PageProcess:
-    """The process, started with the first order. One that ended is replaced with the next order. For one event loop."""
+    """The process. It starts with the first order, and again with the next one after it has ended. For one event
+    loop."""
 
     _process: asyncio.subprocess.Process | None = None
     _reader: asyncio.Task[None] | None = None
@@ -36,8 +37,9 @@ class PageProcess:
     _is_closed: bool = False
 
     async def run(self, work: Callable[[], T]) -> T:
-        """What `work` returns there: a function of a module with its arguments, such as a `partial`. Raises OSError as
-        `work` does, ConsoleFault after `RUN_S` and where the process cannot run, PageProcessFailed."""
+        """Runs `work` in the process and returns its result. `work` is a function of a module, or a `partial` of one.
+        Raises OSError if `work` does, PageProcessFailed if `work` raises another exception, ConsoleFault after RUN_S,
+        or if the process ends or cannot start."""
         process = await self._started()
         raw, orders = pickle.dumps(work, pickle.HIGHEST_PROTOCOL), self._orders
         self._last = number = self._last + 1
@@ -58,13 +60,13 @@ class PageProcess:
         return value
 
     async def prepare(self) -> None:
-        """Starts the process, and waits until it can make a page. If it cannot start, the next order tries it."""
+        """Starts the process, and waits until it can render a page. If it cannot start, the next order tries again."""
         with suppress(ConsoleFault):
             await self.run(page_work.prepare)
 
     async def close(self) -> None:
-        """Ends the process, and starts no other."""
-        async with self._starting:  # one that is being started is ended too
+        """Ends the process. Later orders raise ConsoleFault."""
+        async with self._starting:  # so that a process that is being started is ended too
             self._is_closed = True
         if self._process is not None and self._reader is not None:
             with suppress(ProcessLookupError):
@@ -72,13 +74,13 @@ class PageProcess:
             await self._reader
 
     async def _started(self) -> asyncio.subprocess.Process:
-        """The process, started unless it runs. Raises ConsoleFault."""
+        """The process, which is started unless it runs. Raises ConsoleFault."""
         async with self._starting:
             if self._is_closed:
                 raise ConsoleFault(503, "the console is being closed")
             if self._process is not None and self._process.returncode is None:
                 return self._process
-            # -P: no module is imported from the working directory. The new session keeps a terminal's signals away.
+            # -P: no module is imported from the working directory. A new session gets no signals of a terminal.
             command = (sys.executable, "-P", "-c", BEGINNING, page_work.__name__)
             pipe = subprocess.PIPE
             try:
@@ -93,7 +95,7 @@ class PageProcess:
 
 
 async def _hand_out(process: asyncio.subprocess.Process, orders: Mapping[int, asyncio.Future[PageResult]]) -> None:
-    """Hands out results until the process ends, then fails the orders that it has not carried out."""
+    """Gives results to their orders until the process ends. The orders that are left then fail."""
     assert process.stdout is not None
     with suppress(asyncio.IncompleteReadError, ConnectionError):
         while True:

@@ -1,4 +1,4 @@
-"""The page process: carries out orders of `page_process`. It imports little."""
+"""The code of the page process, which carries out orders of `page_process`. It imports few modules."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ THREADS: Final = 4
 NICENESS: Final = 10
 MAX_RESULT_BYTES: Final = 64 * 2**20
 HEAD: Final = Struct(">IQ")
-"""What precedes a pickle: its length in bytes, and the number of the order."""
+"""The head of each pickle: its length in bytes, and the number of the order."""
 OFTEN: Final = ("sidecar.admin.console.rendering", "sidecar.admin.console.log_rows")
 """Modules that most orders need."""
 
 
 class PageProcessFailed(RuntimeError):
-    """A function failed in the process; the text is its traceback."""
+    """A function failed in the page process. The text is its traceback, or says that its result is too large."""
 
 
 class PageResult(NamedTuple):
@@ -31,20 +31,20 @@ class PageResult(NamedTuple):
 
 
 def serve_order(orders: IO[bytes], out: IO[bytes]) -> None:
-    """Carries out orders until the input is closed. Entered by `BEGINNING`."""
-    with suppress(OSError, AttributeError):  # the latter where the system has no such classes
+    """Carries out orders until the input is closed. `BEGINNING` calls it."""
+    with suppress(OSError, AttributeError):  # the latter on systems without scheduling classes
         os.nice(NICENESS)
-        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))  # waking up, it interrupts no call
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))  # it does not preempt calls when it wakes up
     writing = Lock()
     with ThreadPoolExecutor(THREADS) as threads:
         while head := orders.read(HEAD.size):
             length, number = HEAD.unpack(head)
             threads.submit(_carry_out, orders.read(length), number, out, writing)
-        os._exit(0)  # the parent is gone: nothing waits for what still runs
+        os._exit(0)  # the parent has ended, so no result is needed
 
 
 def prepare() -> None:
-    """Imports what most orders need. It is an order itself."""
+    """Imports the modules that most orders need. It is an order itself."""
     for name in OFTEN:
         import_module(name)
 

@@ -1,4 +1,4 @@
-"""Makes patches for people to copy: the console itself changes no file."""
+"""Makes patches for people to apply: the console itself changes no file of the policy."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ CONTEXT_LINES: Final = 3
 
 
 def patch_of(name: str, old: str, new: str) -> str:
-    """What `git apply` and `patch -p1` take: one hunk from the first to the last line that differs; "" for equal texts.
-    `old` is "" for a file that does not exist."""
+    """A patch for `git apply` and `patch -p1`, with one hunk from the first to the last line that differs; "" for equal
+    texts. `old` is "" for a file that does not exist."""
     if old == new:
         return ""
     before, after = old.splitlines(keepends=True), new.splitlines(keepends=True)

@@ -1,6 +1,7 @@
-"""Reads the policy's files for operators: which there are, and some lines of one.
+"""Lists the policy's files for operators, and reads lines of them.
 
-Only files below the folders of the policy in force can be named, and none that a link leads to elsewhere.
+Only files of the policy in force can be named: those below its folders, unless a link leads out of them, and those that
+the settings name.
 """
 
 from __future__ import annotations
@@ -22,13 +23,14 @@ from sidecar.settings.policy import PolicySettings
 from sidecar.settings.yaml_document import leading_out
 
 CHUNK_BYTES: Final = 64 * 1024
-MAX_SCANS: Final = 8  # files whose ends of lines are remembered
+MAX_SCANS: Final = 8  # files whose numbers of lines are cached
 MAX_SHOWN_BYTES: Final = 2 * 2**20
 _KEY: Final = re.compile(r"\s*(?:- )?[\w.*/:\"'-]+(?::(?=\s|$)| =)")
 
 
 class PolicyFolderFile(NamedTuple):
-    """One file. `name` is its path from the folder above its own, such as `policies/tests/refunds.yaml`."""
+    """One file. `name` is its path with the name of its folder in front, such as `policies/tests/refunds.yaml`.
+    `written_at` is in seconds since the epoch."""
 
     name: str
     path: Path
@@ -40,7 +42,8 @@ class PolicyFolderFile(NamedTuple):
 
 
 class ShownLines(NamedTuple):
-    """Some lines of a file, from the line `first` (from 1) on, and how many there are."""
+    """Some lines of a file. `first` is the number of the first of them, counted from 1, and `total` the number of all
+    lines."""
 
     first: int
     lines: Sequence[str]
@@ -48,7 +51,7 @@ class ShownLines(NamedTuple):
 
 
 def files_of(policy: PolicySettings) -> list[PolicyFolderFile]:
-    """The files of models, rules, limits and tests, in the order of their names. Runs in a thread."""
+    """The files of models, rules, limits and tests, at most MAX_FILES, folder by folder. Blocks."""
     folders = [policy.models, policy.path] if isinstance(policy.models, Path) else [policy.path]
     found = [one for folder in folders for one in _under(folder)]
     apart = (path for path in (*policy.files, policy.rows) if path is not None)
@@ -57,7 +60,8 @@ def files_of(policy: PolicySettings) -> list[PolicyFolderFile]:
 
 
 def file_named(policy: PolicySettings, name: str) -> PolicyFolderFile | None:
-    """A file by its name, by its path as rules and faults give it, or by its path inside the folder of rules."""
+    """A file by its name, by its path as in rules and faults, or by its path inside its folder; None if there is none.
+    Blocks."""
     for one in files_of(policy):
         if name in (one.name, str(one.path), one.name.partition("/")[2]):
             return one
@@ -69,7 +73,7 @@ def _under(folder: Path) -> Iterator[PolicyFolderFile]:
     for top, folders, names in os.walk(folder, followlinks=True):
         try:
             seen = Path(top).stat()
-        except OSError:  # it was removed meanwhile
+        except OSError:  # it has been removed in the meantime
             continue
         if (seen.st_dev, seen.st_ino) in entered:
             folders.clear()
@@ -100,13 +104,12 @@ def _file_at(path: Path, name: str) -> PolicyFolderFile | None:
 
 @dataclass(slots=True)
 class LineReader:
-    """Reads lines of files of any size. Where lines end is found out once for each state of a file."""
+    """Reads lines of files, which may be large. The lines of a file are counted once for each size and write time."""
 
     _scans: OrderedDict[tuple[str, int, float], Sequence[int]] = field(default_factory=OrderedDict)
 
     def read(self, file: PolicyFolderFile, first: int, most: int) -> ShownLines:
-        """Up to `most` lines from the line `first` on, the last ones if there are fewer. Runs in a thread. Raises
-        OSError."""
+        """Up to `most` lines from the line `first` on, or the last line if there are fewer. Blocks. Raises OSError."""
         with file.path.open("rb") as source:
             before = self._before_chunks(file, source)
             total = before[-1]
@@ -120,7 +123,7 @@ class LineReader:
         return ShownLines(first, shown, total)
 
     def _before_chunks(self, file: PolicyFolderFile, source: IO[bytes]) -> Sequence[int]:
-        """How many lines end before each chunk of a file; the last entry is the number of its lines."""
+        """The numbers of lines that end before each chunk of a file, and then the number of all lines."""
         state = str(file.path), file.bytes, file.written_at
         if (known := self._scans.get(state)) is not None:
             return known
@@ -136,7 +139,7 @@ class LineReader:
 
 
 def pieces_in(line: str, suffix: str) -> list[Piece]:
-    """A line of a CSV, YAML or model file in pieces: comments, notes and keys, and what an answer rests on."""
+    """A line of a CSV, YAML or model file in pieces, with marks for comments, notes, keys and the effect of a row."""
     words = line.strip()
     if words.startswith("#"):
         return pieces_of(line, "note" if words.startswith("#:") else "comment")

@@ -17,7 +17,7 @@ NAVIGATION: Final = (
     ("Policy", ("access", "try", "policy", "tools", "switches")),
     ("Work", ("approvals", "agents")),
 )
-"""The names of the pages in the navigation, in groups. A name without a page is left out."""
+"""The paths of the pages in the navigation, in groups. A path without a page is left out."""
 VIEWERS: Final[tuple[Role, ...]] = ("viewer", "operator")
 MAX_FORM_BYTES: Final = 16 * 1024
 
@@ -27,8 +27,8 @@ StreamFunction = Callable[["ConsoleRequest"], AsyncGenerator["StreamEvent | None
 
 
 class StreamEvent(NamedTuple):
-    """One event of a stream: `data` as JSON, or rendered with `template`, which is a file under templates/. One with a
-    `key` is rendered once for all streams that send it, and its template uses nothing of the viewer."""
+    """One event of a stream: `data` as JSON, or rendered with `template`, a file in templates/. An event with a `key`
+    is rendered once for all streams that send it, so its template must not depend on the viewer."""
 
     event: str
     data: Mapping[str, Any]
@@ -37,7 +37,7 @@ class StreamEvent(NamedTuple):
 
 
 class ConsolePage(NamedTuple):
-    """A view. Its function returns JSON-able data, which the template shows."""
+    """A page. Its function returns data that JSON can represent, and the template shows it."""
 
     path: str
     title: str
@@ -47,7 +47,8 @@ class ConsolePage(NamedTuple):
 
 
 class ConsoleAction(NamedTuple):
-    """A form's target. Its function returns the path below `/console/` to go on at, or a fragment."""
+    """The target of a form. Its function returns the path below `/console/` of the next page, or a fragment.
+    `max_bytes` is the maximum size of the form."""
 
     path: str
     handler: ActionFunction
@@ -56,7 +57,7 @@ class ConsoleAction(NamedTuple):
 
 
 class ConsoleStream(NamedTuple):
-    """Server-sent events. Its function yields them; None is a moment without news."""
+    """A stream of server-sent events. Its function yields them, and None while there is no news."""
 
     path: str
     handler: StreamFunction
@@ -69,7 +70,7 @@ _PARAMETER = re.compile(r"\{(\w+)(:path)?\}")
 
 @dataclass(slots=True)
 class PathTable(Generic[Registered]):
-    """What is registered under each path. `{name}` is one segment, `{name:path}` one or more."""
+    """Maps paths to registered objects. `{name}` matches one segment, `{name:path}` one or more."""
 
     rows: list[tuple[re.Pattern[str], Registered]]
 
@@ -80,7 +81,7 @@ class PathTable(Generic[Registered]):
         self.rows.sort(key=lambda row: row[1].path.count("{"))  # literal paths first
 
     def find(self, path: str) -> tuple[Registered, Mapping[str, str]] | None:
-        """What is registered for a raw path, and the parts of the path by name."""
+        """The object for a path as it was sent, and the decoded parts of the path by name; None if there is none."""
         for pattern, one in self.rows:
             if match := pattern.fullmatch(path):
                 return one, {name: unquote(part) for name, part in match.groupdict().items()}
@@ -102,7 +103,7 @@ STREAMS: Final = PathTable[ConsoleStream]([])
 
 
 def page(path: str, *, title: str, template: str, role: Role = "viewer") -> Callable[[PageFunction], PageFunction]:
-    """Registers a page at `/console/<path>`. A GET that accepts only JSON gets the data itself."""
+    """Registers a page at `/console/<path>`. A request that accepts JSON and no HTML gets the data."""
 
     def add(handler: PageFunction) -> PageFunction:
         PAGES.add(ConsolePage(path, title, template, handler, _roles(role)))

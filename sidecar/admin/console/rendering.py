@@ -1,4 +1,4 @@
-"""Renders the console's templates, and gives its static files addresses that change with their content."""
+"""Renders the templates of the console, and serves static files at addresses that change with their content."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ class StaticFile(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Location:
-    """What every template has beside a page's data: `path` below `/console/`, the parts of the path by name, the title
-    of the page, "" for a fragment, and the `query`."""
+    """What every template has in addition to the data of its page: the path below `/console/`, the parts of the path by
+    name, the title of the page ("" for a fragment), and the query."""
 
     path: str = ""
     parts: Mapping[str, str] = field(default_factory=dict)
@@ -50,19 +50,19 @@ class Location:
     query: FormFields = field(default_factory=lambda: FormFields(()))
 
     def address(self, **changes: object) -> str:
-        """The address of this view with other fields in its query."""
+        """The address of this view, with changed fields in its query."""
         return f"{BASE}{quote(self.path)}?{self.query.with_changes(changes)}".rstrip("?")
 
 
 def rendered(folders: Sequence[Path], template: str, location: Location, data: Mapping[str, Any]) -> bytes:
-    """A template of one of the folders with its data. Blocks for milliseconds."""
+    """A template of one of the folders, rendered with its data. Blocks for milliseconds."""
     context = {"location": location, "query": location.query, "here": location.address, **data}
     return _environment(tuple(folders)).get_template(template).render(context).encode("utf-8", "replace")
 
 
 @lru_cache(maxsize=1)
 def static_files() -> Mapping[str, StaticFile]:
-    """The files that browsers get, by address."""
+    """The files in static/, by address."""
     folder = FOLDER / "static"
     files = [path for path in sorted(folder.rglob("*")) if path.suffix in MEDIA_TYPES]
     found = {}
@@ -75,7 +75,7 @@ def static_files() -> Mapping[str, StaticFile]:
 
 @lru_cache(maxsize=4)
 def _environment(folders: tuple[Path, ...]) -> Environment:
-    """The environment of the templates, which escape all that they are given."""
+    """The environment of the templates, which escape all data."""
     environment = Environment(
         loader=FileSystemLoader(folders),
         autoescape=True,
@@ -107,8 +107,8 @@ def _environment(folders: tuple[Path, ...]) -> Environment:
 
 
 def _legible(value: object) -> object:
-    """A text with control and bidirectional characters made visible, as callers and upstreams may write any."""
-    return visible_lines(value) if type(value) is str else value  # a subclass is markup of our own
+    """A text with visible escapes for characters that are not printable, because it may be of callers and upstreams."""
+    return visible_lines(value) if type(value) is str else value  # a subclass is markup of a template
 
 
 def _seconds_in(value: object) -> float | None:
@@ -124,7 +124,7 @@ def moment(value: object) -> str:
 
 
 def ago(value: object) -> str:
-    """How long ago a time was, or how far it is ahead: `3 min ago`, `in 2 h`; `–` for none."""
+    """The distance of a time from now: `3 min ago`, `in 2 h`; `–` for none."""
     at_s = _seconds_in(value)
     if at_s is None:
         return NONE
@@ -172,7 +172,7 @@ def json_text(value: object, characters: int = 300) -> str:
 
 
 def pretty(value: object) -> str:
-    """A value as JSON in several lines, all of it."""
+    """A whole value as JSON, in several lines."""
     return orjson.dumps(value, default=str, option=orjson.OPT_INDENT_2).decode()
 
 
@@ -194,18 +194,18 @@ def short(value: object, characters: int = 12) -> str:
 
 
 def or_none(value: object) -> object:
-    """`–` in place of nothing."""
+    """The value, or `–` if it is None or empty."""
     return NONE if value in (None, "", []) else value
 
 
 def clipped(value: object, characters: int = 200) -> str:
-    """A text of others in one line: the beginning of one that is long, with hidden characters written out."""
+    """The beginning of a text in one line, with escapes for characters that are not printable."""
     text = str(value)
     return visible(text[:characters]) + ("…" if len(text) > characters else "")
 
 
 def brief(value: object) -> str:
-    """The end of an id, which tells it from its neighbours: ids of ours begin with the time."""
+    """The end of an id, by which ids of the same time differ: the sidecar's ids begin with the time."""
     return str(value)[-8:]
 
 

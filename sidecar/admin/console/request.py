@@ -1,4 +1,4 @@
-"""What a page, an action or a stream of the console is given, and what it may answer beside data."""
+"""The request that a page, an action or a stream of the console gets, and helpers for its answer."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ REST_S: Final = 0.001
 
 
 class ConsoleFault(Exception):
-    """A page or an action cannot be answered. `facts` are further members of the problem document."""
+    """A request cannot be answered: `told` says why. `facts` are further members of the problem document."""
 
     def __init__(self, status: int, told: str, facts: Mapping[str, Any] = MappingProxyType({})) -> None:
         super().__init__(told)
@@ -44,7 +44,7 @@ class ConsoleFault(Exception):
 
 
 class Fragment(NamedTuple):
-    """An action's answer as a part of a page: a template under templates/, and its data."""
+    """The answer of an action, as a template in templates/ with its data."""
 
     template: str
     data: Mapping[str, Any]
@@ -53,9 +53,10 @@ class Fragment(NamedTuple):
 
 @dataclass(slots=True)
 class SharedResults:
-    """Results that several viewers wait for or have seen, by key: the oldest gives way to one too many. And parts of
-    pages that live as long as the console, by what makes them. What is done `in_turn` begins one after another, each
-    after a rest while calls are in progress (`is_busy`): ten at once would delay a call by the sum of them."""
+    """The last MAX_SHARED results that several viewers wait for or have seen, by key, and parts of pages that live as
+    long as the console, by the function that makes them. Work that runs `in_turn` starts one after another, and while
+    calls are in progress (`is_busy`) each after a pause. Otherwise ten pages at once would delay a call by the sum of
+    their times."""
 
     is_busy: Callable[[], bool] = lambda: False
     _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -63,12 +64,14 @@ class SharedResults:
     _parts: dict[Hashable, Any] = field(default_factory=dict)
 
     def part(self, make: Callable[..., T], *given: object) -> T:
+        """The part that `make` makes, on the first call."""
         if make not in self._parts:
             self._parts[make] = make(*given)
         part: T = self._parts[make]
         return part
 
     async def get(self, key: Hashable, within_s: float, make: Callable[[], Awaitable[T]]) -> T:
+        """The result for a key. It is made again if it is older than `within_s`, or failed."""
         now_s = time.monotonic()
         made_at, task = self._made.pop(key, (0.0, None))
         if task is None or _is_over(task, now_s - made_at >= within_s):
@@ -87,22 +90,22 @@ class SharedResults:
 
 
 def _is_over(task: asyncio.Task[Any], is_old: bool) -> bool:
-    """Whether a result is to be made anew: one at a time, and a failure at once."""
+    """Whether a result must be made again: not while it is being made, and always after a failure."""
     return task.done() and (task.cancelled() or task.exception() is not None or is_old)
 
 
 def _retrieved(task: asyncio.Task[Any]) -> None:
-    """Takes note of an error, also where every viewer who waited has left."""
+    """Retrieves an error, so that none is logged as unhandled if all viewers have left."""
     if not task.cancelled():
         task.exception()
 
 
 @dataclass(frozen=True, slots=True)
 class ConsoleRequest:
-    """One authorized request. `path` is below `/console/`; that of a stream `<page>/live` is its page's. `parts` are
-    those of the path that a `{name}` stands for. `by` is who asks, as audit records name it; `person` is the principal,
-    if the credential names one. `session` is None for a credential in a header, and `is_of_worker` says that another
-    worker asks for the part of this one. `seen` is the digest of what the page of a stream shows."""
+    """One authorized request. `path` is the path below `/console/`; for a stream `<page>/live`, it is that of the page.
+    `parts` are the parts of the path by name. `by` is the user, as audit records name it; `person` is the principal, if
+    the credential names one. `session` is None for a credential in a header. `is_of_worker`: another worker requests
+    the data of this one. `seen` is the digest of the data that the page of a stream shows."""
 
     app: OperatorAction
     request: web.BaseRequest
@@ -131,8 +134,8 @@ class ConsoleRequest:
     async def operate(
         self, method: str, path: str, body: Mapping[str, Any] | None = None, query: Mapping[str, object] | None = None
     ) -> Any:
-        """What the admin API answers to the same order of this person: with its checks of role and input, its audit
-        record, and at all workers. Raises ConsoleFault."""
+        """Makes a request to the admin API for this user, and returns its answer. The API checks role and input, writes
+        the audit record, and includes the other workers. Raises ConsoleFault for an error."""
         raw = orjson.dumps({} if body is None else body)
 
         async def read_body(max_bytes: int) -> bytes:
@@ -158,8 +161,8 @@ class ConsoleRequest:
         return answer
 
     async def of_others(self, path: str = "") -> Sequence[Mapping[str, Any]]:
-        """The data of this page at the other workers that answer in time, each of that worker alone; `path` names the
-        page where another one is meant. Empty for a process that serves alone, and where another worker asks."""
+        """The data of this page, or of the page `path`, at each other worker that answers in time. Empty for a process
+        that serves alone, and for a request of another worker."""
         if self.others is None or self.is_of_worker:
             return []
         query = self.query.with_changes({})
@@ -168,16 +171,16 @@ class ConsoleRequest:
         return [reply.plain for reply in replies.values() if reply is not None and reply.status == 200]
 
     async def shared(self, key: Hashable, within_s: float, make: Callable[[], Awaitable[T]]) -> T:
-        """What `make` returns, made once for all who ask within this time: for what costs much or is looked at by many,
-        and that every role may see."""
+        """The result of `make`, made once for all viewers within this time. Use it for data that is costly or has many
+        viewers, and that every role may see."""
         return await self.results.get((self.is_of_worker, key), within_s, make)
 
     def is_seen(self, data: Mapping[str, Any]) -> bool:
-        """Whether the page of this stream shows this data already."""
+        """Whether the page of this stream already shows this data."""
         return bool(self.seen) and self.seen == digest_of_view(data)
 
     def part(self, make: Callable[[OperatorAction, PageProcess], T]) -> T:
-        """The one part of this console that `make` makes when it is first asked for."""
+        """The part of this console that `make` makes, on the first call."""
         return self.results.part(make, self.app, self.process)
 
     def is_draining(self) -> bool:
@@ -185,17 +188,17 @@ class ConsoleRequest:
 
 
 def digest_of_view(data: Mapping[str, Any]) -> str:
-    """What a page's stream is told of the data that the page shows; "" if it cannot be told, so that it is sent."""
+    """The digest of the data that a page shows; "" if the data has none, so that a stream sends it again."""
     try:
         raw = orjson.dumps(data, default=str, option=orjson.OPT_NON_STR_KEYS)
-    except TypeError:  # a text that is no Unicode, as a name of a file may be
+    except TypeError:  # a text is not valid Unicode, such as the name of a file
         return ""
     return blake2b(raw, digest_size=12).hexdigest()
 
 
 class Paging(NamedTuple):
-    """Which rows of a view are shown, for `ui.pager`: the page's number from 1, of how many pages, and how many rows
-    there are in all."""
+    """The rows of a view that are shown, for `ui.pager`: the number of the page, counted from 1, the number of pages
+    and of all rows, the index of the first row, and the number of rows on a page."""
 
     number: int
     pages: int
@@ -205,7 +208,7 @@ class Paging(NamedTuple):
 
     @classmethod
     def of(cls, total: int, query: FormFields, *, size: int = PAGE_ROWS) -> Paging:
-        """The page that `page=` of the query names, with `rows=` on each; behind the last one it is the last. Raises
+        """The page of number `page=` in the query, with `rows=` rows on each, but no page after the last one. Raises
         Refusal(MALFORMED_CALL)."""
         size = query.number("rows", size, least=1, most=MAX_PAGE_ROWS)
         pages = max(1, -(-total // size))
@@ -225,17 +228,17 @@ def paged(rows: Sequence[Any], query: FormFields, *, size: int = PAGE_ROWS) -> M
 async def fetched(
     query: FormFields, fetch: Callable[[int, int], Awaitable[tuple[Sequence[T], int]]]
 ) -> tuple[Sequence[T], Paging]:
-    """The rows of the page that the query names, from a source that knows limit and offset and answers with the total
-    too. Raises Refusal(MALFORMED_CALL)."""
+    """The rows of the page that the query names. `fetch` takes a limit and an offset, and returns rows and the total.
+    Raises Refusal(MALFORMED_CALL)."""
     at = Paging.of(MAX_OFFSET, query)
     while True:
         rows, total = await fetch(at.size, at.first)
         known = Paging.of(total, query)
         if known.first >= at.first:
             return rows, known
-        at = known  # the page that was asked for is behind the last one
+        at = known  # the requested page is after the last one
 
 
 def matches(wanted: str, *texts: object) -> bool:
-    """Whether a filter's text stands in one of the texts, in upper or lower case. An empty filter matches all."""
+    """Whether one of the texts contains a filter's text, regardless of case. An empty filter matches all."""
     return not wanted or any(wanted.casefold() in str(text).casefold() for text in texts)

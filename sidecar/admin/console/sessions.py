@@ -1,7 +1,7 @@
-"""Keeps the logins of the console in memory, and bounds how often a login may fail.
+"""Stores the logins of the console in memory, and bounds failed logins.
 
-With several workers, each keeps those that began at it: an id begins with the worker's number, and the others ask that
-worker. So a log-out holds everywhere at once. Ids are kept as digests.
+Each worker stores the logins that began at it. An id begins with the number of the worker, so that the others ask that
+worker, and a log-out takes effect at all of them at once. Only digests of ids are stored.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ ASK_S: Final = 1.0
 
 @dataclass(frozen=True, slots=True)
 class ConsoleSession:
-    """One login. `by` names the person in audit records; `credential` is the digest of what it was begun with.
-    `principal`, `issuer` and `granted` roles are those of the person; "" if the credential names no one."""
+    """One login. `by` is the user in audit records, `credential` the digest of the key with which it began, or `oidc`.
+    `began_at` and `seen_at` are in monotonic seconds. `key` is the digest of its id. `principal`, `issuer` and
+    `granted` are name, issuer and roles of the person; empty if the credential names no person."""
 
     by: str
     role: Role
@@ -49,7 +50,8 @@ class ConsoleSession:
 
 @dataclass(slots=True)
 class ConsoleSessions:
-    """The logins of this worker. One ends when it is idle, too old, or its credential no longer holds."""
+    """The logins of this worker. A login ends when it is idle or too old, or when its credential is no longer valid
+    (`holds`)."""
 
     idle_s: float
     clock_mono: Callable[[], float]
@@ -58,7 +60,8 @@ class ConsoleSessions:
     _kept: OrderedDict[str, ConsoleSession] = field(default_factory=OrderedDict)
 
     def begin(self, by: str, role: Role, credential: str, person: Principal | None = None) -> str:
-        """Begins a session; the id for its cookie. The one that was used least recently gives way to one too many."""
+        """Begins a session, and returns the id for its cookie. If there are too many, the least recently used one
+        ends."""
         worker = 0 if self.others is None else self.others.me
         session_id = f"{worker}.{secrets.token_urlsafe(32)}"
         now_s = self.clock_mono()
@@ -71,7 +74,7 @@ class ConsoleSessions:
         return session_id
 
     async def find(self, session_id: str, *, touch: bool = True) -> ConsoleSession | None:
-        """The session of an id, at whichever worker it began. `touch` begins its idle time anew."""
+        """The session with this id, of any worker; None if there is none. `touch` restarts its idle time."""
         worker, key = worker_of(session_id), digest_of(session_id.encode())
         if self.others is None or worker == self.others.me:
             return self.own(key, touch=touch)
@@ -79,6 +82,7 @@ class ConsoleSessions:
         return _session_in(reply.plain) if reply is not None and reply.status == 200 else None
 
     async def end(self, session_id: str) -> None:
+        """Ends the session with this id, of any worker that answers in time."""
         worker, key = worker_of(session_id), digest_of(session_id.encode())
         if self.others is None or worker == self.others.me:
             self.end_own(key)
@@ -86,7 +90,7 @@ class ConsoleSessions:
             await self.others.ask(worker, "DELETE", f"{SESSION_SOCKET}{key}", ASK_S)
 
     def own(self, key: str, *, touch: bool) -> ConsoleSession | None:
-        """A session of this worker, by the digest of its id."""
+        """A session of this worker, by the digest of its id; None if there is none. `touch` restarts its idle time."""
         session, now_s = self._kept.get(key), self.clock_mono()
         if session is None:
             return None
@@ -104,14 +108,14 @@ class ConsoleSessions:
 
 
 def plain_session(session: ConsoleSession) -> Mapping[str, Any]:
-    """A session as one worker tells another."""
+    """A session as data for another worker."""
     return asdict(session)
 
 
 def _session_in(plain: Mapping[str, Any]) -> ConsoleSession | None:
     try:
         return ConsoleSession(**plain)
-    except TypeError:  # of another version, while a rollout is under way
+    except TypeError:  # from a worker of another version, during an update
         return None
 
 
@@ -120,19 +124,20 @@ def digest_of(secret: bytes) -> str:
 
 
 def worker_of(session_id: str) -> int:
+    """The number of the worker at which a session began; -1 if the id is malformed."""
     number = session_id.partition(".")[0]
     return int(number) if number.isascii() and number.isdecimal() and len(number) < 4 else -1
 
 
 @dataclass(slots=True)
 class LoginAttempts:
-    """Counts failed logins of the last minute, of each address and of all together."""
+    """Counts the failed logins of the last minute at this worker, for each address and in total."""
 
     clock_mono: Callable[[], float]
     _failed: deque[tuple[float, str]] = field(default_factory=deque)
 
     def wait_s(self, peer: str) -> float:
-        """How long this peer has to wait before the next attempt; 0.0 if it may try now."""
+        """The seconds that this peer must wait before the next attempt; 0.0 if it may try now."""
         now_s = self.clock_mono()
         while self._failed and now_s - self._failed[0][0] >= ATTEMPTS_S:
             self._failed.popleft()

@@ -1,6 +1,6 @@
-"""Compares two JSON texts line by line, for two columns beside each other, and marks the words that differ.
+"""Compares two JSON texts line by line, for two columns, and marks the words that differ.
 
-The texts are an upstream's, so the work is bounded: beyond the bounds, more is marked than differs.
+The texts are an upstream's, so the work is bounded. Beyond the bounds, equal text may be marked too.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ _WORDS: Final = re.compile(r"\\u[0-9a-f]{4}|\\.|\w+|\s+|.", re.DOTALL)
 
 
 class LinePair(NamedTuple):
-    """A line of the old text beside one of the new text; None where the other has no such line. `skipped` counts equal
-    lines that are left out in place of it."""
+    """A line of the old text and the line of the new text next to it; None if that text has no line there. A pair
+    without both stands for `skipped` lines that are left out."""
 
     old: list[Piece] | None
     new: list[Piece] | None
@@ -29,7 +29,8 @@ class LinePair(NamedTuple):
 
 
 def side_by_side(old: Sequence[str], new: Sequence[str]) -> list[LinePair]:
-    """The lines of both texts in pairs, with some equal lines around what differs. Empty for equal texts."""
+    """The lines of both texts in pairs, with a few equal lines around those that differ, at most MAX_SHOWN pairs. Empty
+    for equal texts."""
     if list(old) == list(new):
         return []
     pairs = list[LinePair]()
@@ -45,7 +46,8 @@ def side_by_side(old: Sequence[str], new: Sequence[str]) -> list[LinePair]:
 
 
 def steps_between(old: Sequence[str], new: Sequence[str]) -> list[tuple[str, int, int, int, int]]:
-    """As `SequenceMatcher.get_opcodes`. Equal beginnings and ends are found first: they are most of a text."""
+    """The steps from old to new, in the form of `SequenceMatcher.get_opcodes`. Equal beginnings and ends, which are
+    most of a text, are found first. More than MAX_ITEMS items between them are one `replace`."""
     head = _equal_at(old, new)
     tail = _equal_at(old[head:][::-1], new[head:][::-1])
     a, c = len(old) - tail, len(new) - tail
@@ -61,7 +63,7 @@ def steps_between(old: Sequence[str], new: Sequence[str]) -> list[tuple[str, int
 
 
 def _equal_at(old: Sequence[str], new: Sequence[str]) -> int:
-    """How many items both begin with."""
+    """The number of equal items at the beginning of both."""
     differing = (at for at, both in enumerate(zip(old, new, strict=False)) if both[0] != both[1])
     return next(differing, min(len(old), len(new)))
 
@@ -69,7 +71,7 @@ def _equal_at(old: Sequence[str], new: Sequence[str]) -> int:
 def _equal(lines: Sequence[str], *, is_first: bool, is_last: bool) -> Iterator[LinePair]:
     before, after = 0 if is_first else CONTEXT_LINES, 0 if is_last else CONTEXT_LINES
     skipped = max(0, len(lines) - before - after)
-    skipped = 0 if skipped == 1 else skipped  # to say so would take a line, too
+    skipped = 0 if skipped == 1 else skipped  # its replacement would need a line too
     for line in lines[: len(lines) - after if not skipped else before]:
         yield LinePair(json_pieces(line), json_pieces(line))
     if skipped:

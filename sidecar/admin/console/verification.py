@@ -1,7 +1,7 @@
-"""Verifies the audit logs in the background, one verification at a time, and keeps what the last one found.
+"""Verifies the audit logs in the background, one verification at a time, and stores the result of the last one.
 
-The result lies in the data folder, where all workers and the next start read it. It holds for that moment only, and
-anyone who can write to the folder can change it. For proof, run `sidecar audit verify`.
+The result is in the data folder, where all workers read it, also after a restart. It is only about the moment of the
+verification, and anyone who can write to the folder can change it. For proof, run `sidecar audit verify`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ log = logging.getLogger("sidecar.admin.console")
 
 @dataclass(slots=True)
 class Verification:
-    """One verification, running or done. `logs` are the reports by worker; `fault` is why there is none."""
+    """One verification, running or ended. `logs` are the reports of the workers' logs, `fault` is why it failed."""
 
     by: str
     began_at: str
@@ -53,7 +53,7 @@ class Verification:
 
 @dataclass(slots=True)
 class LogVerifier:
-    """Runs verifications of this sidecar's logs. `witness` records who began one and what it found."""
+    """Runs verifications of this sidecar's logs. `witness` records who began one, and its result."""
 
     settings: Callable[[], Settings]
     witness: Callable[..., Awaitable[None]]
@@ -65,11 +65,12 @@ class LogVerifier:
         return None if self._running is None else self._running.plain()
 
     async def last(self) -> Mapping[str, Any] | None:
-        """The last verification that ended, of any worker; None if there is none that can be read."""
+        """The last verification that ended, at any worker; None if there is none that can be read."""
         return await asyncio.to_thread(_read, self.settings().data / FILE)
 
     async def begin(self, by: str) -> bool:
-        """Begins a verification. Returns False if one runs here. Raises Refusal(AUDIT_UNAVAILABLE), OSError."""
+        """Begins a verification. Returns False if one already runs at this worker. Raises Refusal(AUDIT_UNAVAILABLE),
+        OSError."""
         if self._running is not None:
             return False
         settings = self.settings()
@@ -97,7 +98,7 @@ class LogVerifier:
         found = run.plain()
         problems = sum(one["report"]["problem_count"] for one in run.logs if "report" in one)
         records = sum(one["report"]["records"] for one in run.logs if "report" in one)
-        with suppress(Refusal):  # the audit reports itself that it cannot write
+        with suppress(Refusal):  # the audit reports its own write failures
             about = {"holds": found["holds"], "records": records, "problems": problems, "fault": run.fault}
             await self.witness("audit-verified", run.by, **about)
         try:
@@ -107,7 +108,8 @@ class LogVerifier:
 
 
 async def _verify(settings: Settings, run: Verification) -> None:
-    """Have the logs verified by a process, which ends with this task. Raises OSError, ValueError."""
+    """Verifies the logs in a separate process, which ends with this task, and adds the results to `run`. Raises
+    OSError, ValueError."""
     keys = [settings.audit_key_path, *settings.previous_audit_key_paths]
     order = order_of(settings.audit_logs, keys, list(settings.checkpoint_key_paths))
     pipe, null = asyncio.subprocess.PIPE, asyncio.subprocess.DEVNULL
@@ -137,7 +139,7 @@ def _size_of(settings: Settings) -> int:
     size = 0
     for path in settings.audit_logs.values():
         for file in files_of(path):
-            with suppress(FileNotFoundError):  # deleted since
+            with suppress(FileNotFoundError):  # deleted in the meantime
                 size += file.stat().st_size
     return size
 

@@ -1,4 +1,4 @@
-"""The pages of the console, one module each; importing the package registers all of them.
+"""The pages of the console, one module for each part. Importing the package registers all of them.
 
     @page("decisions", title="Decisions", template="decisions.html")
     async def decisions(asked: ConsoleRequest) -> Mapping[str, Any]:
@@ -13,9 +13,9 @@
     async def live(asked: ConsoleRequest) -> AsyncGenerator[StreamEvent | None]:
         yield StreamEvent("row", {...}, "decisions_row.html")
 
-A template extends `layout.html`, fills its block `main`, and takes shared parts from `ui.html`. It has the data of its
-page, `location`, `me`, `csrf`, `query`, `live`, the address of its stream, and `here(name=value)`, that of this page
-with other fields in its query.
+A template extends `layout.html`, fills its block `main`, and uses shared parts of `ui.html`. It has the data of its
+page, and `location`, `me`, `csrf`, `query`, `live` (the address of its stream) and `here(name=value)` (the address of
+this page with changed fields in its query).
 """
 
 from importlib import import_module

@@ -1,5 +1,5 @@
-"""Shows who may what: a matrix of principals and objects, all that one principal may, all who may use one object, and
-what is in a role or a set."""
+"""Shows access: a matrix of principals and objects, the objects that one principal may use, the principals that may use
+one object, and the members of a role or a set."""
 
 import asyncio
 import time
@@ -24,12 +24,13 @@ from sidecar.vocabulary import ACTIONS, ANONYMOUS, Principal
 
 NAMES_S: Final = 30.0
 ANSWERS_S: Final = 5.0
-"""How long names and answers that cost much are shared by viewers. A reload makes them anew at once."""
+"""How long viewers share names and answers, which are costly. After a reload, they are made again at once."""
 MATRIX, CASBIN_MATRIX = (25, 20), (10, 8)
-"""Rows and columns of one page."""
+"""The numbers of rows and columns of one page."""
 SHOWN: Final = ("granted", *STATES, "all")
 HEADING: Final = 24
-"""How many characters of a name head a column. The end of a name tells more than its beginning."""
+"""The maximum number of characters of a name above a column: more of its end, by which names differ, than of its
+beginning."""
 MAX_GROUP_RULES: Final = 200
 MAX_VIA: Final = 8
 MAX_FROM: Final = 10_000_000
@@ -83,14 +84,14 @@ async def _selected(asked: ConsoleRequest, key: Key, names: NamesByKind, kind: s
 
 
 def _exact(wanted: str, known: NamesByKind, fitting: Sequence[str], is_name: Callable[[str], bool]) -> str:
-    """The one name that a filter is: a known one, or one that nothing else fits."""
+    """The filter, if it is one name: a known name, or a valid one if no known name contains it. Otherwise ""."""
     if "*" in wanted or not is_name(wanted):
         return ""
     return wanted if wanted in known or not fitting else ""
 
 
 def _is_principal(text: str) -> bool:
-    """Whether it names a principal, or a role that stands for those who have it."""
+    """Whether it names a principal, or a role, which stands for the users who have it."""
     role = text.removeprefix("role:")
     return text == ANONYMOUS or is_caller(text if role == text else f"user:{role}")
 
@@ -138,7 +139,7 @@ def _column(asked: ConsoleRequest, view: AccessView, obj: str) -> Mapping[str, A
 
 
 def _server(obj: str) -> str:
-    """What columns of neighbours have in common: the kind and the server."""
+    """The heading that neighbouring columns share: the kind and the server."""
     kind, _, rest = obj.partition(":")
     return f"{kind}:{rest.partition('/')[0]}" if kind != "nhi" else kind
 
@@ -156,7 +157,7 @@ async def _of_principal(
     nearest = ""
     if not is_known and principal.startswith("role:"):
         is_known = next(view.now.engine.rules_of(principal), None) is not None
-    elif not is_known:  # it may have called
+    elif not is_known:  # it may be known because it has called
         is_known, nearest = await asyncio.to_thread(asked.app.known_principal, principal)
     return {
         **listed,
@@ -194,7 +195,7 @@ async def _of_object(
 async def _granted(
     asked: ConsoleRequest, key: Key, find: Callable[[], frozenset[str] | None], names: Sequence[str]
 ) -> Sequence[str]:
-    """Those of the names that allow rows hold; all, if any may be allowed."""
+    """The names that `find` returns; all names if it returns None."""
 
     async def held() -> Sequence[str]:
         found = await asyncio.to_thread(find)
@@ -211,7 +212,7 @@ def _row(view: AccessView, principal: str, obj: str) -> Mapping[str, Any]:
 async def _listed(
     asked: ConsoleRequest, view: AccessView, key: Key, names: Sequence[str], show: str, answers: Answers
 ) -> Mapping[str, Any]:
-    """The names of one page, among a window of all: as many as are asked about at once."""
+    """The names of one page, and the window of all names for which the engine was asked."""
     query, total = asked.query, len(names)
     first = min(query.number("from", 0, least=0, most=MAX_FROM), max(0, total - 1)) // view.most * view.most
     states = await asked.shared(
@@ -231,12 +232,12 @@ def _show(query: FormFields, *, single: bool) -> str:
 
 
 async def _shared(asked: ConsoleRequest, key: Key, make: Callable[[], T]) -> T:
-    """What `make` returns in a thread, for all viewers of a moment."""
+    """The result of `make`, which runs in a thread, shared by all viewers within ANSWERS_S."""
     return await asked.shared(key, ANSWERS_S, partial(asyncio.to_thread, make))
 
 
 def _disabled(asked: ConsoleRequest, names: Sequence[str]) -> Mapping[str, str]:
-    """Why principals are disabled, by name."""
+    """The reasons why principals are disabled, by name."""
     now_s, ledger = time.time(), asked.app.stages.switch.ledger.disabled
     sources = ledger, asked.app.desk.live.current.disabled
     entries = ((name, one.find(name, now_s)) for name in names for one in sources if one)
@@ -255,7 +256,7 @@ def _off(asked: ConsoleRequest, view: AccessView, obj: str) -> bool:
 
 @page("access/group", title="Role or set", template="access_group.html")
 async def group(asked: ConsoleRequest) -> Mapping[str, Any]:
-    """What is in a role or a set, what it is in, and the rules that name it."""
+    """The members of a role or a set, the roles or sets that contain it, and the rules that name it."""
     name, now = asked.query.text("name", most=1024), asked.app.desk.live.current
     if not name.startswith(("role:", "set:")):
         raise ConsoleFault(400, "name: write role:<name> or set:<name>")

@@ -1,4 +1,4 @@
-"""Shows the agents that are CLI programs, and orders runs of them."""
+"""Shows the agents that are CLI programs, and starts runs of them."""
 
 import asyncio
 from collections import Counter
@@ -74,7 +74,7 @@ def prompt_in(asked: ConsoleRequest) -> str:
 
 
 def after_order(ordered: Mapping[str, Any]) -> str:
-    """The page to look at after an order: its run, the request for approval that it waits for, or all tasks."""
+    """The path of the page after an order: its run, the request for approval that it waits for, or all tasks."""
     if ordered["approval"]:
         return f"approvals/{quote(ordered['approval'])}"
     return f"agents/runs/{quote(ordered['run_id'])}" if ordered["run_id"] else "agents/tasks"
@@ -83,7 +83,7 @@ def after_order(ordered: Mapping[str, Any]) -> str:
 def _of_all_workers(
     rows: Sequence[Mapping[str, Any]], others: Sequence[Mapping[str, Any]]
 ) -> Sequence[Mapping[str, Any]]:
-    """The agents with the sums of their pools: each worker has a pool of its own."""
+    """The agents with the sums of the pools of all workers."""
     sums = {name: Counter[str]() for name in ("running", "waiting", "places")}
     for other in ({"rows": rows}, *others):
         for one in other["rows"]:

@@ -1,6 +1,6 @@
-"""Shows the calls that wait for a person, and takes people's answers.
+"""Shows the calls that wait for a person, and accepts people's answers.
 
-Arguments are shown on the page of one request only, to a person who may answer it, and that is recorded.
+Only the page of one request shows arguments, and only to a person who may answer it. This is recorded.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from sidecar.errors import Reason, Refusal
 from sidecar.gateway.approvals import ApprovalError, ApprovalRecord, ApprovalState
 
 Read = Callable[[Hashable, Callable[[], Awaitable[Any]]], Awaitable[Any]]
-"""Reads something that has this key."""
+"""Returns the result of the function, which may be shared by the key."""
 STATES: Final = tuple(state.value for state in ApprovalState)
 ALL: Final = "all"
 MAX_OBJECTION_CHARS: Final = 4_096
@@ -25,13 +25,13 @@ NO_PERSON: Final = "your login names no person"
 
 @page("approvals", title="Approvals", template="approvals.html")
 async def approvals(asked: ConsoleRequest) -> Mapping[str, Any]:
-    """The requests in one state, newest first, and whether the person who looks may answer them."""
+    """The requests in one state, newest first, and whether the user may answer them."""
     return await _listed(asked, lambda _, make: make())
 
 
 @stream("approvals/live")
 async def approvals_live(asked: ConsoleRequest) -> AsyncGenerator[StreamEvent | None]:
-    """The list each time it changes. Only what it costs to read the store is shared between people."""
+    """The list each time it changes. People share only the reads of the store."""
 
     def shared(asked: ConsoleRequest) -> Awaitable[Mapping[str, Any]]:
         return _listed(asked, lambda key, make: asked.shared(("approvals", key), LOOK_S / 2, make))
@@ -56,14 +56,14 @@ async def approval(asked: ConsoleRequest) -> Mapping[str, Any]:
 
 @stream("approvals/{id}/live")
 async def approval_live(asked: ConsoleRequest) -> AsyncGenerator[StreamEvent | None]:
-    """The state each time it changes, without arguments; `end` once it cannot change any more. `actions` of the query
-    are those on the page: they are sent anew only when they differ, as a person may be typing."""
+    """The state each time it changes, without arguments; `end` once it can no longer change. `actions` in the query
+    identifies those on the page. They are sent only if they differ, because a person may be typing there."""
     before, name = dict[str, Any](), asked.parts["id"]
     shown = asked.query.text("actions", most=MAX_OBJECTION_CHARS)
     while True:
         try:
             record = await asked.shared(("approval", name), LOOK_S / 2, lambda: asked.app.approvals.get(name))
-        except ApprovalError:  # it is forgotten
+        except ApprovalError:  # it has been deleted
             break
         except Refusal as refusal:
             if refusal.reason is not Reason.STORE_UNAVAILABLE:
@@ -116,7 +116,7 @@ async def _listed(asked: ConsoleRequest, read: Read) -> dict[str, Any]:
 
 
 async def _answered(asked: ConsoleRequest, outcome: str) -> str | Fragment:
-    """Answers as the person who is logged in. Roles in policy decide who may, whichever role the login has."""
+    """Answers as the person who is logged in. The roles of the person in policy decide, not the role of the login."""
     try:
         await asked.operate("POST", f"{_address_of(asked)}/{outcome}", {"reason": asked.form.text("reason", most=500)})
     except ConsoleFault as fault:
@@ -127,7 +127,8 @@ async def _answered(asked: ConsoleRequest, outcome: str) -> str | Fragment:
 
 
 def _row(asked: ConsoleRequest, record: ApprovalRecord) -> dict[str, Any]:
-    """The page process would import the gateway for an enumeration of it."""
+    """A request for approval as a row. Its state is a plain string: for the enumeration, the page process would have to
+    import the gateway."""
     return {**approval_of(record), "state": record.state.value, "objection": _objection(asked, record)}
 
 

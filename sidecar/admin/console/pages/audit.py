@@ -1,4 +1,4 @@
-"""Shows the audit log: its records, who did what to the sidecar, and whether it holds."""
+"""Shows the audit log: its records, what operators did to the sidecar, and the verification of the log."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Mapping
@@ -41,7 +41,7 @@ _RELATIONS: Final = ("run_id", "trace_id", "principal", "event", "reason")
 
 @page("audit", title="Audit", template="audit.html")
 async def records(asked: ConsoleRequest) -> Mapping[str, Any]:
-    """The newest records that the query selects, or with `before` those before some places in the logs."""
+    """The newest records that the query selects, or with `before` those before these places in the logs."""
     query, view = asked.query, asked.part(AuditView)
     wanted, before = filter_of(query, FILTERS), places_in(query, "before")
     takes = is_no_checkpoint if wanted.event == "control" and not wanted.what else is_record
@@ -64,7 +64,7 @@ async def records(asked: ConsoleRequest) -> Mapping[str, Any]:
 
 @page("audit/{worker}/{seq}", title="Record", template="audit_record.html")
 async def record(asked: ConsoleRequest) -> Mapping[str, Any]:
-    """One record in full, with those of the same run, trace or caller before and after it."""
+    """One record in full, and the related records before and after it, such as those of the same run."""
     view, parts = asked.part(AuditView), asked.parts
     if not (parts["worker"].isdecimal() and parts["seq"].isdecimal() and len(parts["seq"]) < 20):
         raise ConsoleFault(404, "a record has the address audit/<worker>/<sequence>")
@@ -112,7 +112,7 @@ async def the_log(asked: ConsoleRequest) -> Mapping[str, Any]:
 
 @page("audit/log/verification", title="Verification", template="audit_verification.html")
 async def verification(asked: ConsoleRequest) -> Mapping[str, Any]:
-    """The verification that runs at any worker, and the last one that ended."""
+    """The verification that is running at some worker, and the last one that ended."""
     view = asked.part(AuditView)
     verifier = asked.part(_verifier)
     running = verifier.running
@@ -130,7 +130,7 @@ async def live(asked: ConsoleRequest) -> AsyncGenerator[StreamEvent | None]:
 
 @action("audit/verify")
 async def verify(asked: ConsoleRequest) -> str:
-    """Begins to verify all logs in the background. Raises ConsoleFault."""
+    """Begins to verify all logs in the background, unless a verification is running. Raises ConsoleFault."""
     view = asked.part(AuditView)
     if not view.is_in_files:
         raise ConsoleFault(409, "this log is not in files: sidecar audit gather collects it, audit verify checks it")
@@ -147,7 +147,7 @@ def _verifier(app: OperatorAction, process: PageProcess) -> LogVerifier:
 
 
 def _relation(record: Mapping[str, Any]) -> tuple[str, RecordFilter]:
-    """By what a record belongs to others, in words, and the filter of these."""
+    """The relation of a record to others, as text, and the filter that selects them."""
     if record.get("event") == "control":
         return "control events", RecordFilter(event="control")
     if run_id := record.get("run_id"):
@@ -160,7 +160,7 @@ def _relation(record: Mapping[str, Any]) -> tuple[str, RecordFilter]:
 
 
 def _keys_of(settings: Settings) -> list[Mapping[str, Any]]:
-    """The names of the keys; never a key."""
+    """The uses, ids and paths of the keys that can be read; never a key."""
     found: list[Mapping[str, Any]] = []
     for use, path in (
         ("hashes and anchors", settings.audit_key_path),
@@ -168,7 +168,7 @@ def _keys_of(settings: Settings) -> list[Mapping[str, Any]]:
     ):
         try:
             found.append({"use": use, "id": load_key(path).id, "path": str(path)})
-        except (OSError, SettingsError):  # an earlier one, as a rule, is not there
+        except (OSError, SettingsError):  # usually, there is no earlier key
             continue
     for path in settings.checkpoint_key_paths:
         try:

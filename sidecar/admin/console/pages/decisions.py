@@ -1,4 +1,4 @@
-"""Shows calls and what became of them, live, and explains one of them link by link."""
+"""Shows calls and their results, live, and explains one of them link by link."""
 
 import asyncio
 import time
@@ -37,7 +37,7 @@ FILTERS: Final = ("principal", "object", "upstream", "protocol", "status", "reas
 
 @page("decisions", title="Decisions", template="decisions.html")
 async def decisions(asked: ConsoleRequest) -> Mapping[str, Any]:
-    """The newest calls that the query selects, or with `before` those before some places in the logs."""
+    """The newest calls that the query selects, or with `before` those before these places in the logs."""
     query, view = asked.query, asked.part(AuditView)
     wanted, before, began = filter_of(query, FILTERS), places_in(query, "before"), timestamp(time.time())
     looking = partial(calls_found, wanted=wanted, before=before, limit=CALLS, within_s=search_s(query))
@@ -66,14 +66,14 @@ async def decisions(asked: ConsoleRequest) -> Mapping[str, Any]:
 
 @stream("decisions/live")
 async def live(asked: ConsoleRequest) -> AsyncGenerator[StreamEvent | None]:
-    """The calls that the query selects: first those since `now` of the page, then new ones as they come."""
+    """The calls that the query selects: first those since the page was made (`now`), then new ones."""
     query, view = asked.query, asked.part(AuditView)
     wanted, since, was_full = filter_of(query, FILTERS), moment_in(query, "now"), False
     elsewhere = _Elsewhere(since or timestamp(time.time()))
     async with aclosing(asked.part(_feed).watch(wanted)) as feed:
         async for news in feed:
             rows, key = news.rows, ("decisions", news.number) if news.number else None
-            if since:  # the tails have begun: nothing is missed between the page and this stream
+            if since:  # the logs are now followed: this search finds what was recorded since the page was made
                 caught_up = replace(wanted, since=max(since, wanted.since))
                 looking = partial(calls_found, wanted=caught_up, before=None, limit=CALLS, within_s=SEARCH_S)
                 rows, since, key = (await view.read(looking)).rows, "", None
@@ -94,7 +94,7 @@ def _feed(app: OperatorAction, process: PageProcess) -> AuditFeed:
 
 @page("decisions/{id}", title="Decision", template="decision.html")
 async def decision(asked: ConsoleRequest) -> Mapping[str, Any]:
-    """One call: what is recorded of it, and how the policy that serves now explains it. Raises ConsoleFault."""
+    """One call: its records, and its explanation by the policy in force. Raises ConsoleFault."""
     decision_id, view = asked.parts["id"], asked.part(AuditView)
     found = await view.read(partial(records_of, decision_id=decision_id, within_s=FIND_S))
     if not found and not view.is_in_files:
@@ -115,7 +115,8 @@ async def decision(asked: ConsoleRequest) -> Mapping[str, Any]:
 
 
 class _Elsewhere:
-    """The new calls of the other workers, for a log without files that all could read. They are asked each second."""
+    """The new calls of the other workers, for logs that are not in files. The workers are asked every
+    OTHERS_EVERY_S."""
 
     def __init__(self, since: str) -> None:
         self._since, self._next_s = since, 0.0
@@ -138,14 +139,14 @@ def _united(own: Sequence[Mapping[str, Any]], others: Iterable[Mapping[str, Any]
 
 
 def _stages(record: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """How long each stage took, in milliseconds, and its share of the longest."""
+    """The duration of each stage in milliseconds, and its ratio to the longest."""
     latency = {name: took for name, took in (record.get("latency") or {}).items() if isinstance(took, int | float)}
     longest = max(latency.values(), default=0) or 1
     return [{"name": name, "ms": took, "share": took / longest} for name, took in latency.items()]
 
 
 async def _explained(now: Snapshot, found: Sequence[FoundRecord]) -> Mapping[str, Any]:
-    """How the policy explains a call; or with `explanation` None, why it does not."""
+    """The explanation of a call; if it is None, `unexplained` says why."""
     record = next((one.record for one in found if one.record.get("event") != "outcome"), found[-1].record)
     try:
         question = asked_in(record)
@@ -175,12 +176,12 @@ def _explanation(now: Snapshot, question: RecordedQuestion) -> Mapping[str, Any]
 
 
 def _is_written(path: str) -> bool:
-    """Whether the caller wrote what stands at a path that a condition reads: arguments are on no page."""
+    """Whether the value at a path that a condition reads comes from the caller. No page shows such values."""
     return path.startswith(("args", "call.meta"))
 
 
 def _key(path: Path) -> AuditKey | None:
-    with suppress(OSError, SettingsError):  # without it, hashed arguments are not compared
+    with suppress(OSError, SettingsError):  # without the key, hashed arguments are not compared
         return load_key(path)
     return None
 

@@ -1,4 +1,4 @@
-"""Shows what is used and left of each limit, the fullest first, and resets the limits of one principal."""
+"""Shows the use of each limit, the most used first, and resets the limits of one principal."""
 
 import re
 from collections.abc import AsyncGenerator, Mapping, Sequence
@@ -22,7 +22,8 @@ _NAMED_CALLER, _NAMED_OBJECT = re.compile(str(CALLER["pattern"])), re.compile(st
 
 @page("limits", title="Limits", template="limits.html")
 async def limits(asked: ConsoleRequest) -> Mapping[str, Any]:
-    """The limits that the query selects. `reset` is the principal, and the limit, whose reset waits for its button."""
+    """The limits that the query selects. `reset` has the principal and the limit for which the page shows the button of
+    a reset."""
     query = asked.query
     wanted = {name: query.text(name, most=1024) for name in ("principal", "object", "limit")}
     kind = query.choice("kind", KINDS)
@@ -63,7 +64,7 @@ async def live(asked: ConsoleRequest) -> AsyncGenerator[StreamEvent | None]:
 
 @action("limits/reset")
 async def reset(asked: ConsoleRequest) -> str:
-    """Reset the counters of one principal alone, as `sidecar limits reset` does."""
+    """Resets the counters that count only one principal, like `sidecar limits reset`."""
     order = {name: asked.form.text(name, most=1024) for name in ("principal", "limit")}
     answer = await asked.operate("POST", "/api/limits/reset", {name: value for name, value in order.items() if value})
     names = answer["reset"]
@@ -72,7 +73,7 @@ async def reset(asked: ConsoleRequest) -> str:
 
 
 def _asked_of_api(wanted: Mapping[str, str]) -> Mapping[str, str]:
-    """The fields that the admin API can answer: whole names. Others are parts of names, and filter its rows."""
+    """The fields for the admin API, which takes whole names. Parts of names filter its rows afterwards."""
     named = {
         "principal": wanted["principal"] if _NAMED_CALLER.match(wanted["principal"]) else "",
         "object": wanted["object"] if _NAMED_OBJECT.match(wanted["object"]) else "",
@@ -94,8 +95,8 @@ def _is_wanted(row: Mapping[str, Any], wanted: Mapping[str, str], kind: str) -> 
 
 
 def _united(own: Sequence[Mapping[str, Any]], others: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
-    """The limits that some worker knows, the fullest first, as each worker gives them. All workers read the same
-    counters, and each knows its own callers."""
+    """The limits of all workers, the most used first. All workers read the same counters, but each knows only its own
+    callers."""
     if not others:
         return own
     known = {(one["limit"], one["counted_for"]): one for other in others for one in other["limits"]}
@@ -104,7 +105,7 @@ def _united(own: Sequence[Mapping[str, Any]], others: Sequence[Mapping[str, Any]
 
 
 def _from(share: float, shown: Sequence[Mapping[str, Any]]) -> int:
-    """How many limits are at least so full."""
+    """The number of limits that are used to this share or more, if the most used come first."""
     return sum(1 for _ in takewhile(lambda one: _share(one) >= share, shown))
 
 
@@ -113,8 +114,8 @@ def _share(one: Mapping[str, Any]) -> float:
 
 
 def _row(one: Mapping[str, Any], rule: RuleRef | None) -> Mapping[str, Any]:
-    """A limit with its share, and where it is written: a rule's own limit in its row, those of agents in sidecar.yaml,
-    which is not shown, and the others in budgets.yaml."""
+    """A limit with its share, and its file and line: that of a rule is in the row of the rule, others are in
+    budgets.yaml. Those of agents are in sidecar.yaml, to which there is no link."""
     share = _share(one)
     tone = "bad" if share >= SPENT_FROM else "warn" if share >= WARN_FROM else "good"
     file, line = (rule.file, rule.line) if rule is not None else (BUDGETS_FILE, 0)

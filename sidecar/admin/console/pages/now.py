@@ -1,4 +1,4 @@
-"""Shows what is happening now: calls and refusals per minute, the state of all parts, and what wants attention."""
+"""Shows what is happening now: calls and refusals per minute, the state of all parts, and what needs attention."""
 
 import asyncio
 import itertools
@@ -18,12 +18,12 @@ from sidecar.storage import RecordStoreOut
 
 LOOK_S: Final = 0.8
 SLOW_S: Final = 5.0
-"""How often limits are read, which may take many reads of the store."""
+"""The interval at which limits are read, which can take many reads of the store."""
 MINUTE_S: Final = 60
 NEAR_END: Final = 0.8
 ENDS_WITHIN_S: Final = 7 * 86_400.0
 MAX_ENDING: Final = 5
-"""How many grants, keys and limits of a kind are named one by one."""
+"""The maximum number of certificates, grants, keys and limits, each, and of tools of a kind, that are named."""
 SPANS: Final = {"15m": 900, "1h": 3_600}
 _LOOKS: Final = itertools.count()
 _STATES: Final = ("ready", "degraded", "offline")
@@ -33,7 +33,7 @@ _OF_PRINCIPALS: Final = (" principal is disabled", " principals are disabled")
 
 
 class Attention(NamedTuple):
-    """Something that an operator should look at: how urgent, what, and where it is shown."""
+    """Something that an operator should look at. `tone` is how urgent it is, `path` the page about it, "" for none."""
 
     tone: str
     text: str
@@ -42,7 +42,7 @@ class Attention(NamedTuple):
 
 @page("now", title="Now", template="now.html")
 async def now(asked: ConsoleRequest) -> Mapping[str, Any]:
-    """All of it, of all workers together; for another worker, the part of this one."""
+    """The state of all workers together; for another worker, the state of this one."""
     if asked.is_of_worker:
         return await _part(asked)
     span = asked.query.choice("span", tuple(SPANS), "15m")
@@ -52,7 +52,7 @@ async def now(asked: ConsoleRequest) -> Mapping[str, Any]:
 
 @stream("now/live")
 async def live(asked: ConsoleRequest) -> AsyncGenerator[StreamEvent | None]:
-    """What differs, each 0.8 s: the figures, the newest points of the chart, and the state of the parts."""
+    """Every 0.8 s, those that have changed: the figures, the newest points of the chart, the state of the parts."""
     before: Mapping[str, object] = {}
     while True:
         number, whole = await _shared(asked)
@@ -77,7 +77,7 @@ async def live(asked: ConsoleRequest) -> AsyncGenerator[StreamEvent | None]:
 
 
 async def _shared(asked: ConsoleRequest) -> tuple[int, Mapping[str, Any]]:
-    """One look at all of it, for all who look within a moment, and the number of the look."""
+    """The number of a look at the state, and the state, shared by all viewers of a moment."""
 
     async def look() -> tuple[int, Mapping[str, Any]]:
         return next(_LOOKS), await _whole(asked)
@@ -86,7 +86,7 @@ async def _shared(asked: ConsoleRequest) -> tuple[int, Mapping[str, Any]]:
 
 
 async def _part(asked: ConsoleRequest) -> Mapping[str, Any]:
-    """What this worker alone knows."""
+    """The state of this worker."""
     return {
         "status": await asked.operate("GET", "/status"),
         "series": asked.app.traffic(),
@@ -98,10 +98,10 @@ async def _part(asked: ConsoleRequest) -> Mapping[str, Any]:
 
 
 async def _waiting(asked: ConsoleRequest) -> int:
-    """How many calls wait for a person. Replicas on one store have the same."""
+    """The number of calls that wait for a person, which is the same at all replicas on one store."""
     try:
         _, total = await asked.app.approvals.page(ApprovalState.WAITING, 1, 0)
-    except RecordStoreOut:  # which the state tells
+    except RecordStoreOut:  # the state shows it
         return 0
     return total
 
@@ -139,7 +139,7 @@ async def _whole(asked: ConsoleRequest) -> Mapping[str, Any]:
 
 
 def _added(all_series: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-    """The steps of all workers, added where they are of the same time."""
+    """The sums of the series of all workers, time by time."""
     first, times = all_series[0], sorted({at for series in all_series for at in series["at"]})
     places = {at: place for place, at in enumerate(times)}
     by_status = {status: [0] * len(times) for status in first["by_status"]}
@@ -151,8 +151,8 @@ def _added(all_series: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
 
 
 def _per_minute(series: Mapping[str, Any], span_s: int) -> Mapping[str, Any]:
-    """How many requests ended in the minute before each time of the last `span_s`, and how many of them were denied,
-    over a limit, or failed."""
+    """For each time of the last `span_s` seconds, the number of requests that ended in the minute before, and of those
+    that were denied, over a limit, or failed."""
     steps, by_status = MINUTE_S // series["step_s"], series["by_status"]
     kept = span_s // series["step_s"]
     found = {
@@ -165,7 +165,7 @@ def _per_minute(series: Mapping[str, Any], span_s: int) -> Mapping[str, Any]:
 
 
 def _sums(counts: Sequence[int], steps: int) -> list[int]:
-    """At each place the sum of the last `steps` counts."""
+    """For each index, the sum of the last `steps` counts."""
     total, sums = 0, list[int]()
     for place, count in enumerate(counts):
         total += count - (counts[place - steps] if place >= steps else 0)
@@ -174,7 +174,7 @@ def _sums(counts: Sequence[int], steps: int) -> list[int]:
 
 
 def _upstreams(by_worker: Sequence[Mapping[str, Mapping[str, Any]]]) -> list[Mapping[str, Any]]:
-    """Each upstream as all workers see it: the worst state, the newest error, and the sum of the calls."""
+    """Each upstream, with the worst state, the newest error and the sums of calls of all workers."""
     found = list[Mapping[str, Any]]()
     for name in by_worker[0]:
         seen = [known[name] for known in by_worker if name in known]
@@ -199,7 +199,7 @@ def _upstreams(by_worker: Sequence[Mapping[str, Mapping[str, Any]]]) -> list[Map
     return found
 
 
-# --- what wants attention ---------------------------------------------------------------------------------------------
+# --- what needs attention ---------------------------------------------------------------------------------------------
 
 
 def _attention(parts: Sequence[Mapping[str, Any]], upstreams: Sequence[Mapping[str, Any]]) -> Iterator[Attention]:
@@ -217,7 +217,7 @@ def _of_state(parts: Sequence[Mapping[str, Any]]) -> Iterator[Attention]:
         for told in part["status"].get("reasons", ()):
             yield Attention("bad", told, "policy")
         for told in part["status"]["banners"]:
-            if not told.endswith(_OF_PRINCIPALS):  # they are named below
+            if not told.endswith(_OF_PRINCIPALS):  # each of them is named below
                 yield Attention("warn", told, "policy")
     if count := max(part["approvals"] for part in parts):
         told = "1 call waits" if count == 1 else f"{count} calls wait"
@@ -246,7 +246,7 @@ def _of_upstream(one: Mapping[str, Any]) -> Iterator[Attention]:
         yield Attention(
             "bad", f"The breaker of {name} is {one['breaker']['state'].replace('_', ' ')}: {one['last_error']}", path
         )
-    elif one["status"] != "ready" and one["last_error"]:  # without an error, nothing was asked of it so far
+    elif one["status"] != "ready" and one["last_error"]:  # without an error, it has not been asked yet
         tone = "bad" if one["status"] == "offline" else "warn"
         yield Attention(tone, f"{name} is {one['status']}: {one['last_error']}", path)
     if not one["enabled"]:
@@ -265,7 +265,7 @@ def _of_upstream(one: Mapping[str, Any]) -> Iterator[Attention]:
 
 
 def _of_ends(parts: Sequence[Mapping[str, Any]]) -> Iterator[Attention]:
-    """Limits near their end, and what ends by the clock."""
+    """Limits that are nearly spent, and grants, keys and certificates that end soon."""
     fullest = {(one["limit"], one["counted_for"]): one for part in parts for one in part["limits"]}
     for one in list(fullest.values())[:MAX_ENDING]:
         whose = f" of {one['counted_for']}" if one["counted_for"] else ""
@@ -278,16 +278,16 @@ def _of_ends(parts: Sequence[Mapping[str, Any]]) -> Iterator[Attention]:
 
 
 async def _full_limits(asked: ConsoleRequest) -> Sequence[Mapping[str, Any]]:
-    """The limits of which this process knows that little is left."""
+    """The limits that this process knows, and that are used to NEAR_END or more."""
     try:
         limits = (await asked.operate("GET", "/api/limits"))["limits"]
-    except ConsoleFault:  # the store is out, which the state tells
+    except ConsoleFault:  # the store is unavailable, which the state shows
         return []
     return [one for one in limits if one["used"] >= NEAR_END * one["most"]]
 
 
 def _ending(asked: ConsoleRequest, now_s: float) -> Sequence[Mapping[str, Any]]:
-    """Grants, API keys and certificates that end within a week."""
+    """Certificates, grants and API keys that end within a week, at most MAX_ENDING of each, the next first."""
     live = asked.app.desk.live.current
     certificates = [
         (f"The certificate of {where}", _ends_at(tls.pair[1]), "")
@@ -305,5 +305,5 @@ def _ending(asked: ConsoleRequest, now_s: float) -> Sequence[Mapping[str, Any]]:
 
 @lru_cache(maxsize=4)
 def _ends_at(pem: bytes) -> float:
-    """When the first certificate of a PEM file ends, in seconds since the epoch."""
+    """The end of the first certificate of a PEM file, in seconds since the epoch."""
     return x509.load_pem_x509_certificate(pem).not_valid_after_utc.timestamp()

@@ -1,4 +1,4 @@
-"""Shows the policy as it serves: its revision and source, what was refused, and the lines of its files."""
+"""Shows the policy in force: its revision and source, the faults of a refused one, and the lines of its files."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Iterable, Mapping
@@ -46,14 +46,14 @@ async def live(asked: ConsoleRequest) -> AsyncGenerator[StreamEvent | None]:
 
 @action("policy/reload")
 async def reload(asked: ConsoleRequest) -> str:
-    """Reads all files, and the source, again, as `sidecar reload` does."""
+    """Reads all files and the source again, like `sidecar reload`."""
     answer = await asked.operate("POST", "/api/reload")
     return f"policy?{urlencode({'reloaded': answer['revision']})}"
 
 
 @page("policy/file", title="Policy", template="policy_file.html")
 async def file(asked: ConsoleRequest) -> Mapping[str, Any]:
-    """Some lines of one file. `line` is marked, and on the page that is shown unless `page` names another one."""
+    """Some lines of one file. `line` is marked. Without `page`, the page with that line is shown."""
     query, now = asked.query, asked.app.desk.live.current
     name, line = query.text("name", most=MAX_NAME), query.number("line", 0, least=0, most=10_000_000)
     found = await asyncio.to_thread(file_named, now.settings.policy, name)
@@ -67,7 +67,7 @@ async def file(asked: ConsoleRequest) -> Mapping[str, Any]:
     status = await asked.operate("GET", "/status")
     pages = max(1, -(-lines.total // LINES))
     number = min(number, pages)
-    if lines.first > (number - 1) * LINES + 1:  # behind the end
+    if lines.first > (number - 1) * LINES + 1:  # the requested page is after the end: the last page is shown
         lines = await asyncio.to_thread(_reader.read, found, (number - 1) * LINES + 1, LINES)
     every = _linked([*map(_plain, now.engine.warnings), *status["policy"]["refused"]], now.settings.policy)
     told = _by_line(found, every)
@@ -88,7 +88,7 @@ async def file(asked: ConsoleRequest) -> Mapping[str, Any]:
 
 @page("policy/check", title="Policy", template="policy_check.html")
 async def check(asked: ConsoleRequest) -> Mapping[str, Any]:
-    """What `sidecar policy check` finds in the files as they are on disk."""
+    """The findings of `sidecar policy check` in the files as they are on disk."""
     query, told = asked.query, asked.app.examined("check")
     severity, wanted = query.choice("severity", ("error", "warning")), query.text("text")
     report = told["report"] or {"faults": [], "summary": None, "valid": None}
@@ -112,7 +112,7 @@ async def check_live(asked: ConsoleRequest) -> AsyncGenerator[StreamEvent | None
 
 @page("policy/tests", title="Policy", template="policy_tests.html")
 async def tests(asked: ConsoleRequest) -> Mapping[str, Any]:
-    """The policy's own tests, those that fail first, and the rules that no test exercises."""
+    """The results of the policy's own tests, failures first, and the rules that no test exercises."""
     query, told = asked.query, asked.app.examined("test")
     outcome, wanted = query.choice("outcome", OUTCOMES), query.text("text")
     shown = query.choice("show", ("tests", "rules"), "tests")
@@ -149,8 +149,8 @@ def _plain(fault: Fault) -> Mapping[str, Any]:
 
 
 def _linked(faults: Iterable[Mapping[str, Any]], policy: PolicySettings) -> list[Mapping[str, Any]]:
-    """Faults with whether their file is one of those that the console shows: those in sidecar.yaml are not, nor those
-    in a policy that its source has and that is refused."""
+    """Faults, each with whether the console shows its file. It shows only files of the policy in force: not
+    sidecar.yaml, and no file of a fetched policy that was refused."""
     folders = [one for one in (policy.models, policy.path) if isinstance(one, Path)]
 
     def is_shown(file: str) -> bool:
@@ -160,7 +160,7 @@ def _linked(faults: Iterable[Mapping[str, Any]], policy: PolicySettings) -> list
 
 
 def _by_line(found: PolicyFolderFile, faults: Iterable[Mapping[str, Any]]) -> Mapping[int, list[Mapping[str, Any]]]:
-    """The faults of a file by line; those of the file as a whole have none."""
+    """The faults of a file by line; 0 for those of the whole file."""
     told: dict[int, list[Mapping[str, Any]]] = {}
     for fault in faults:
         if fault.get("file") == str(found.path):

@@ -1,4 +1,4 @@
-"""Shows runs of CLI programs, with their output as it comes; cancels them, and answers those that ask."""
+"""Shows runs of CLI programs, with live output; cancels them, and answers those that ask for input."""
 
 import asyncio
 import time
@@ -18,7 +18,7 @@ from sidecar.errors import Refusal
 from sidecar.tasks.programs.run_record import RunState, RunStatus, asks
 
 MAX_OUTPUT_CHARS: Final = 64 * 1024
-"""How much of an output is shown: its end."""
+"""The maximum length of the end of an output that is shown."""
 TICK_S: Final = 0.25
 _ACTING: Final = ("is_over", "task_state", "cancel_requested")
 FILTERS: Final = ("agent", "state", "status", "schedule", "owner")
@@ -65,8 +65,8 @@ async def run(asked: ConsoleRequest) -> Mapping[str, Any]:
 
 @stream("agents/runs/{id}/live")
 async def run_live(asked: ConsoleRequest) -> AsyncGenerator[StreamEvent | None]:
-    """The state and the actions each time they change, and the output as it comes; `end` after the end. `actions` of
-    the query are those on the page: a person may be typing there."""
+    """The state and the actions each time they change, new output, and `end` after the end. `actions` in the query
+    identifies those on the page. They are sent only if they differ, because a person may be typing there."""
     actions = asked.query.text("actions")
     shown, before, is_over = LiveOutput(), dict[str, Any](), False
     async with aclosing(asked.app.desk.follow(asked.parts["id"])) as news:
@@ -99,7 +99,7 @@ async def cancel_run(asked: ConsoleRequest) -> str:
 
 @action("agents/runs/{id}/answer", max_bytes=MAX_ORDER_BYTES)
 async def answer_run(asked: ConsoleRequest) -> str:
-    """Answers a run that asks, as `nhi:operator`."""
+    """Answers a run that asks for input, as `nhi:operator`."""
     return after_order(await asked.operate("POST", f"{_address_of(asked)}/answer", {"prompt": prompt_in(asked)}))
 
 
@@ -108,7 +108,7 @@ def _address_of(asked: ConsoleRequest) -> str:
 
 
 async def _facts(asked: ConsoleRequest) -> dict[str, Any]:
-    """What is shown of a run beside its output."""
+    """The data of a run without its output."""
     found = await asked.operate("GET", _address_of(asked))
     found.pop("output")
     return {
@@ -121,7 +121,7 @@ async def _facts(asked: ConsoleRequest) -> dict[str, Any]:
 
 @dataclass(slots=True)
 class LiveOutput:
-    """The output of a run, as its viewer has it: whole at first, then what is added to it."""
+    """The output of a run for one viewer: first all of it, then the text that is added."""
 
     progress: dict[str, Any] = field(default_factory=dict)
     _texts: dict[str, str] = field(default_factory=dict)
@@ -147,7 +147,8 @@ class LiveOutput:
         self._chars += len(text)
 
     def event(self) -> StreamEvent | None:
-        """The news since the last event. Once as much was added as is shown, the viewer gets the end of it anew."""
+        """The output since the last event; None without any. After MAX_OUTPUT_CHARS of added text, the viewer gets the
+        whole end of the output again."""
         added = "".join(self._added)
         self._added.clear()
         if not added and not (self._is_new and self._texts):
@@ -164,7 +165,8 @@ class LiveOutput:
 async def _heard(
     news: AsyncGenerator[RunNews | None], coming: asyncio.Future[RunNews | None], shown: LiveOutput
 ) -> tuple[bool, asyncio.Future[RunNews | None]]:
-    """Whether the run is over, after what is told within a moment, and what is told next. Raises Refusal."""
+    """Adds the news of the next TICK_S to `shown`. Returns whether the run is over, and the future of the next news.
+    Raises Refusal."""
     ends_s = time.monotonic() + TICK_S
     while (left_s := ends_s - time.monotonic()) > 0:
         await asyncio.wait({coming}, timeout=left_s)

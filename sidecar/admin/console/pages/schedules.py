@@ -33,7 +33,7 @@ async def schedules_live(asked: ConsoleRequest) -> AsyncGenerator[StreamEvent | 
 
 @page("agents/schedules/{name}", title="Schedule", template="schedule.html")
 async def schedule(asked: ConsoleRequest) -> Mapping[str, Any]:
-    """One schedule, with the newest runs that it ordered."""
+    """One schedule, with its newest runs."""
     name = asked.parts["name"]
     known = (await asked.operate("GET", "/api/schedules"))["schedules"]
     one = next((one for one in known if one["name"] == name), None)
@@ -51,7 +51,7 @@ async def schedule_live(asked: ConsoleRequest) -> AsyncGenerator[StreamEvent | N
 
 @action("agents/schedules/{name}/run")
 async def run_schedule(asked: ConsoleRequest) -> str:
-    """Runs a schedule that is not due, as its own principal."""
+    """Runs a schedule now, as its own principal."""
     return after_order(await asked.operate("POST", f"{_address_of(asked)}/run"))
 
 

@@ -1,4 +1,4 @@
-"""Shows who is disabled and what is switched off, and disables and enables principals: the kill switch."""
+"""Shows disabled principals and switched-off tools, and disables and enables principals: the kill switch."""
 
 from collections.abc import AsyncGenerator, Mapping
 from typing import Any
@@ -34,7 +34,7 @@ async def live(asked: ConsoleRequest) -> AsyncGenerator[StreamEvent | None]:
 
 @action("switches/disable")
 async def disable(asked: ConsoleRequest) -> str:
-    """Disable a principal at every replica. A name that nothing here knows needs a second press."""
+    """Disables a principal at all replicas. For an unknown name, the page asks again first."""
     form = asked.form
     principal, reason = form.text("principal", most=1024), form.text("reason")
     order = {"reason": reason, "until": until_in(asked), "if_known": not form.text("anyway")}

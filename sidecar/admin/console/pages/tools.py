@@ -1,4 +1,4 @@
-"""Shows servers and agents, their tools beside their pins, and switches tools off and on."""
+"""Shows servers and agents, and their tools with their pins; switches tools off and on."""
 
 import asyncio
 import time
@@ -34,7 +34,7 @@ _WORST: Final = ("offline", "degraded", "ready")
 
 @page("tools", title="Tools", template="tools.html")
 async def tools(asked: ConsoleRequest) -> Mapping[str, Any]:
-    """Servers and agents, with what wants attention first."""
+    """Servers and agents, those that need attention first."""
     wanted = asked.query.text("name")
     told = (await asked.operate("GET", "/api/upstreams"))["upstreams"]
     if asked.is_of_worker:
@@ -52,7 +52,7 @@ async def live(asked: ConsoleRequest) -> AsyncGenerator[StreamEvent | None]:
 
 
 def _upstream_row(name: str, own: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-    """One upstream as all workers see it: the counts of all together, and the worst state."""
+    """One upstream, with the sums and the worst state of all workers."""
     every = [own, *(one[name] for one in others if name in one)]
     status = min((one["status"] for one in every), key=_WORST.index)
     breaker = max((one["breaker"] for one in every), key=lambda one: one["state"] != "closed")
@@ -140,8 +140,8 @@ def _tool_row(
 
 @page("tools/upstreams/{name}/tool", title="Tools", template="tools_tool.html")
 async def tool(asked: ConsoleRequest) -> Mapping[str, Any]:
-    """One tool: its definition, beside the pinned one where they differ, its switch, and how to approve it. Its name
-    is in the query, because browsers take dots in a path for steps."""
+    """One tool: its definition, next to the pinned one if they differ, its switch, and how to approve it. Its name is
+    in the query, because browsers resolve dots in a path."""
     name, now = asked.parts["name"], asked.app.desk.live.current
     service, known = now.services.get(name), asked.query.text("tool")
     if service is None:
@@ -171,7 +171,8 @@ async def tool(asked: ConsoleRequest) -> Mapping[str, Any]:
 
 
 def _members(one: ReviewedTool) -> list[Mapping[str, Any]]:
-    """The members of a definition: those that differ from the pin as pairs of lines, the others as lines."""
+    """The members of a definition: first those that differ from the pin, as pairs of lines, then the others, as
+    lines."""
     found, pinned = list[Mapping[str, Any]](), one.pin.definition if one.pin is not None else {}
     for member in MEMBERS:
         old, new = member_lines(pinned, member), member_lines(one.definition, member)
@@ -181,11 +182,11 @@ def _members(one: ReviewedTool) -> list[Mapping[str, Any]]:
         elif lines := new or old:
             shown = [json_pieces(line) for line in lines[:MAX_LINES]]
             found.append({"member": member, "pairs": None, "lines": shown, "more": max(0, len(lines) - MAX_LINES)})
-    return sorted(found, key=lambda each: each["pairs"] is None)  # what differs comes first
+    return sorted(found, key=lambda each: each["pairs"] is None)
 
 
 async def _approval(asked: ConsoleRequest, service: Service, chosen: Sequence[ReviewedTool]) -> Mapping[str, Any]:
-    """How to approve tools as they are now: the command, and the patch of pins.yaml."""
+    """The command, and the patch of pins.yaml, that approve tools as they are now."""
     now = asked.app.desk.live.current
     names = [one.name for one in chosen] if len(chosen) == 1 else []
     command = " ".join(["sidecar mcp tools", service.name, *names, "--pin"])
@@ -198,7 +199,7 @@ async def _approval(asked: ConsoleRequest, service: Service, chosen: Sequence[Re
 def _patch(
     path: Path, name: str, serving: Pins, server: str, chosen: Sequence[ReviewedTool], by: str
 ) -> Mapping[str, Any]:
-    """The patch of pins.yaml, or `why` there is none. `unfit` are the tools that cannot be pinned. Runs in a thread."""
+    """The patch of pins.yaml, or `why` there is none. `unfit` are the tools that cannot be pinned. Blocks."""
     none: Mapping[str, Any] = {"patch": "", "unfit": {}, "is_too_long": False}
     try:
         with path.open("rb") as file:
@@ -239,7 +240,7 @@ async def _card_of(asked: ConsoleRequest, agent: AgentUpstream) -> Mapping[str, 
 
 @action("tools/switch")
 async def switch(asked: ConsoleRequest) -> str:
-    """Switch a tool, or without one the whole server, off or on at every replica."""
+    """Switches a tool, or without `tool` the whole server, off or on at all replicas."""
     form = asked.form
     server, name, verb = form.text("server"), form.text("tool"), form.choice("verb", ("disable", "enable"))
     if not verb:
@@ -254,7 +255,7 @@ async def switch(asked: ConsoleRequest) -> str:
 
 
 def until_in(asked: ConsoleRequest) -> str | None:
-    """When a switch ends by itself, by the span that the form's `span` chooses; None for never."""
+    """The time at which a switch ends automatically, by the field `span` of the form; None for never."""
     span = asked.form.choice("span", list(SPANS_S))
     return rfc3339(int(time.time()) + SPANS_S[span]) if span else None
 

@@ -1,5 +1,5 @@
-// What pages of the console do beside htmx: relative times go on, streams rest while a tab is hidden and while something
-// is pressed, and a page whose login has ended is loaded anew.
+// Additions to htmx for all pages: relative times are updated, streams pause while their tab is hidden, news waits while
+// a pointer is pressed, and a page whose login has ended is loaded again.
 "use strict";
 
 const SPANS = [["d", 86400], ["h", 3600], ["min", 60], ["s", 1]];
@@ -33,8 +33,8 @@ setInterval(() => {
   }
 }, 1000);
 
-// What is pressed must be there until it is released, or there is no click: news wait so long. The focus stays by itself
-// on an element that has an id.
+// An element that is replaced while the pointer is pressed on it gets no click, so news waits until the release. htmx
+// restores the focus of an element that has an id.
 const waiting = [];
 let isPressed = false;
 document.addEventListener("pointerdown", () => { isPressed = true; }, true);
@@ -47,8 +47,8 @@ function released() {
 for (const name of ["pointerup", "pointercancel", "dragend"]) document.addEventListener(name, released, true);
 window.addEventListener("blur", released);
 
-// An EventSource that is closed while its tab is hidden, and opened again when it is shown. A browser holds six
-// connections to one place, so that seven tabs with a stream each would leave none for a page.
+// An EventSource that is closed while its tab is hidden, and opened again when the tab is shown. A browser has at most
+// six connections to one host over HTTP/1.1, so the streams of six tabs would leave none for a page.
 const HIDDEN_MS = 5000;
 
 class TabSource extends EventTarget {

@@ -1,4 +1,4 @@
-// A call that has ended replaces its row, and the list keeps a bounded length.
+// The row of a call that has ended replaces its earlier row, and the list has a maximum length.
 "use strict";
 
 const MOST = 200;

@@ -1,4 +1,4 @@
-// The chart of calls per minute. The page has the points so far; the stream brings the newest ones.
+// The chart of calls per minute. The page contains the points so far, and the stream sends the newest ones.
 "use strict";
 
 (() => {
@@ -14,7 +14,7 @@
   const data = () => [points.at, ...NAMES.map(([key]) => points.columns[key])];
   const range = () => {
     const last = points.at.at(-1) ?? Date.now() / 1000;
-    const first = points.at[0] ?? last; // of a sidecar that started a moment ago
+    const first = points.at[0] ?? last; // a sidecar that has just started has no points
     return [Math.min(Math.max(last - span, first), last - 120), last];
   };
 
@@ -42,7 +42,7 @@
     chart = new uPlot(options, data(), place);
   }
 
-  // Points of a time that is there are replaced, others are put behind; those that no longer fit fall off in front.
+  // Replaces points with the same time, appends others, and removes the oldest ones that no longer fit.
   function add(news) {
     news.at.forEach((at, index) => {
       const known = points.at.indexOf(at);
@@ -59,7 +59,7 @@
   }
 
   place.addEventListener("htmx:sseBeforeMessage", (event) => {
-    event.preventDefault(); // the chart takes it, nothing is swapped
+    event.preventDefault(); // the chart uses the data, and htmx swaps nothing
     add(JSON.parse(event.detail.data));
   });
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
