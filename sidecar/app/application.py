@@ -13,11 +13,11 @@ import logging
 import secrets
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from sidecar import __version__
 from sidecar.admin.other_workers import kept_series
@@ -58,6 +58,8 @@ if TYPE_CHECKING:
 LOOK_EVERY_S = 0.5
 LAST_WORDS_S = 1.0  # granted to responses in progress even after the grace time
 CLOSING_S = 10.0  # the maximum time after the grace time: last events, killing programs, the audit's seal
+
+T = TypeVar("T")
 
 log = logging.getLogger("sidecar")
 
@@ -171,13 +173,12 @@ class Application:
         parts = self.reloader, follower, self.replicas, self.drift, self.jobs, recent
         report = StatusReport(settings, way, executions, shared.counting, *parts)
         self.report, self._mode, self.stages = report, ENFORCE, self.pipeline.stages
-        self._reloads: set[asyncio.Task[str]] = set()
+        self._orders: set[asyncio.Task[Any]] = set()
         # Operators' requests
         self.readiness, self.status, self.banners = report.readiness, report.whole, report.banners
         self.upstreams, self.disabled_principals = report.upstreams, report.disabled_principals
         self.switched_off, self.traffic = report.switched_off, recent.series
         self.approvals = self.pipeline.stages.approvals
-        self.disable, self.enable = self.switch.disable, self.switch.enable
         self.hear_of_switches, self.recent_records = self.switch.sync, self.audit.recent
 
     @property
@@ -201,9 +202,9 @@ class Application:
         await self.pipeline.drain(grace_s)  # new calls get 503 from here on
         await self.listening.close(max(LAST_WORDS_S, until_s - now_s()))
         await self.jobs.end()
-        for reloading in self._reloads:
-            reloading.cancel()
-        await asyncio.gather(*self._reloads, return_exceptions=True)
+        for order in self._orders:
+            order.cancel()
+        await asyncio.gather(*self._orders, return_exceptions=True)
         await self.scheduler.close()
         await self.task_api.runner.stop(max(0.0, until_s - now_s()))
         await self.executions.close(max(0.0, until_s - now_s()))
@@ -338,6 +339,9 @@ class Application:
     async def reset_limits(self, principal: str, limit: str, *, by: str) -> Sequence[str]:
         """Resets the counters that belong to one principal alone, and records who requested it. Returns the names of
         the limits. Raises NoSuchLimit, StoreUnavailable, Refusal(AUDIT_UNAVAILABLE)."""
+        return await self._carried_out(self._reset_limits(principal, limit, by))
+
+    async def _reset_limits(self, principal: str, limit: str, by: str) -> Sequence[str]:
         now, store = self.live.current, self.limiter.store
         charges = self.showing.own(principal, limit, now.limited, now.engine.roles_of)
         names = sorted({charge.limit for charge in charges})
@@ -349,22 +353,35 @@ class Application:
     def known_principal(self, name: str) -> KnownNames:
         return known(name, self.live.current, self.showing.known)
 
+    async def disable(self, principal: str, *, reason: str, until: float | None, by: str) -> SwitchEntry:
+        """Disables a principal on all replicas. Raises SwitchError."""
+        return await self._carried_out(self.switch.disable(principal, reason=reason, until=until, by=by))
+
+    async def enable(self, principal: str, *, by: str) -> bool:
+        """Reverses `disable`. Returns False if the principal was not disabled. Raises SwitchError."""
+        return await self._carried_out(self.switch.enable(principal, by=by))
+
     async def switch_off(self, server: str, tool: str, *, reason: str, until: float | None, by: str) -> SwitchEntry:
         """Switches off one tool of a server, or with "" the whole server, on all replicas. Raises SwitchError."""
-        return await self.switch.disable(object_of(server, tool), reason=reason, until=until, by=by, is_object=True)
+        off = self.switch.disable(object_of(server, tool), reason=reason, until=until, by=by, is_object=True)
+        return await self._carried_out(off)
 
     async def switch_on(self, server: str, tool: str, *, by: str) -> bool:
         """Reverses `switch_off`. Returns False if nothing was switched off. Raises SwitchError."""
-        return await self.switch.enable(object_of(server, tool), by=by, is_object=True)
+        return await self._carried_out(self.switch.enable(object_of(server, tool), by=by, is_object=True))
 
     async def reload(self, by: str) -> str:
         """Adopts a new policy from the source, if there is one, and then reloads all files. Returns the revision in
-        force. Raises ConfigError if the files are invalid; those in force remain. Continues if its caller disconnects:
-        neither the watcher nor the source reports these changes again."""
-        reloading = asyncio.create_task(self._reload(by), name=f"reload by {by}")
-        self._reloads.add(reloading)
-        reloading.add_done_callback(self._reloads.discard)
-        return await asyncio.shield(reloading)
+        force. Raises ConfigError if the files are invalid; those in force remain."""
+        return await self._carried_out(self._reload(by))
+
+    async def _carried_out(self, order: Coroutine[Any, Any, T]) -> T:
+        """Carries out an operator's order to its end, even if the operator disconnects: a switch must also be stored
+        and recorded, and no other reload finds the changes that an interrupted one has read."""
+        running = asyncio.create_task(order)
+        self._orders.add(running)
+        running.add_done_callback(self._orders.discard)
+        return await asyncio.shield(running)
 
     async def _reload(self, by: str) -> str:
         await self.follower.look(self.live.current.settings, self.reloader.adopt, by)

@@ -57,6 +57,20 @@ def reads(running: World) -> Any:
     return running.call("get_file", {"path": "a"})
 
 
+async def test_what_an_operator_who_disconnects_has_disabled_is_stored_and_recorded(tmp_path: Path) -> None:
+    async with world(tmp_path) as running:
+        async with running.app.switch._turning:  # as while other replicas or the disk are awaited
+            _, writer = await asyncio.open_unix_connection(running.app.settings.control_path)
+            writer.write(b"POST /api/principals/nhi%3Aplanner/disable HTTP/1.1\r\n")
+            writer.write(b"Host: localhost\r\nContent-Length: 2\r\n\r\n{}")
+            await until(lambda: bool(running.app.disabled_principals()))
+            writer.transport.abort()
+            await asyncio.sleep(0.05)
+        await until(lambda: turned(running) == [("principal-disabled", "nhi:planner")])
+        stored = SwitchLedger.open_all(running.app.settings.own, running.app.settings.parts)
+        assert [*stored.flips] == ["nhi:planner"]
+
+
 # --- who is meant ---------------------------------------------------------------------------------------------------
 
 RULES = """\
