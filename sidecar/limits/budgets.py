@@ -42,8 +42,8 @@ PERIODS = ("per_hour", "per_day", "per_month")
 
 
 def load_budgets(path: Path) -> Budgets:
-    """Reads budgets.yaml; without the file, there are no entries. Raises PolicyError with every error and its
-    position."""
+    """Reads budgets.yaml; without the file, there are no entries. Raises PolicyError with every error and its position,
+    and OSError if the folder cannot be searched."""
     if not path.exists() and not path.is_symlink():  # a dangling link is an error, not "no limits"
         return Budgets()
     file = read_document(path, error=PolicyError, inside=path.parent).validate(BudgetsFile)

@@ -278,12 +278,16 @@ def _read_models(models: Models, draft: PolicyBuilder, casbin: CasbinSettings) -
 
 def _read_folder(folder: Path, draft: PolicyBuilder, casbin: CasbinSettings) -> _StockModels:
     found, known = _StockModels(), (*(f"{kind.value}.conf" for kind in KINDS), COMMON_MODEL)
-    if folder.is_dir():
-        for path in sorted(folder.iterdir()):
-            if path.name not in known and not path.name.startswith("."):
-                draft.faults.whole("P002", "no model has this name", str(path), meant(path.name, known))
     common = folder / COMMON_MODEL
-    shared = [kind for kind in KINDS if common.exists() and not (folder / f"{kind.value}.conf").exists()]
+    try:
+        paths = sorted(folder.iterdir()) if folder.is_dir() else []
+        shared = [kind for kind in KINDS if common.exists() and not (folder / f"{kind.value}.conf").exists()]
+    except OSError as error:
+        draft.faults.whole("P001", f"cannot be read: {error.strerror}", str(folder))
+        return found
+    for path in paths:
+        if path.name not in known and not path.name.startswith("."):
+            draft.faults.whole("P002", "no model has this name", str(path), meant(path.name, known))
     for kind in KINDS:
         if kind not in shared:
             reader = _read_own_model(kind, folder, draft, casbin)

@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 from hypothesis import given, strategies as st
 
+from sidecar.errors import PolicyError
+from sidecar.policy import load_policy
 from sidecar.policy.faults import Faults
 from sidecar.policy.patterns import file_matches
 from sidecar.policy.rows import parse_rows
@@ -130,6 +132,20 @@ def test_missing_folders_are_faults(tmp_path: Path) -> None:
     found = faults(tmp_path / "p", {"agent_to_tool.csv": SOMETHING}, models=tmp_path / "nowhere")
     assert {fault.code for fault in found} == {"P001"}
     assert len(found) == 3  # each model by its name
+
+
+def test_folders_that_cannot_be_read_are_faults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path, {"agent_to_tool.csv": SOMETHING})
+
+    def refused(_: object) -> list[str]:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("os.listdir", refused)
+    with pytest.raises(PolicyError) as found:
+        load_policy(MODELS, tmp_path)
+    assert [(fault.code, fault.file) for fault in found.value.faults if fault.code == "P001"] == [
+        ("P001", str(folder)) for folder in sorted((MODELS, tmp_path))
+    ]
 
 
 def test_too_long_a_line_and_too_large_a_file_are_faults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
