@@ -18,7 +18,7 @@ from typing import Any, Final, Literal, NamedTuple
 
 
 class Reason(StrEnum):
-    """The reason why a call was refused. The values appear in answers, audit records and metrics (CONTRACT 6)."""
+    """The reason why a call was refused. The values appear in answers, audit records and metrics."""
 
     UNAUTHENTICATED = "unauthenticated"
     BAD_CREDENTIAL = "bad-credential"

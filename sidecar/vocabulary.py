@@ -121,12 +121,12 @@ class PermissionKind(StrEnum):
 
 
 DELEGATE = "delegate"
-# CONTRACT 1.4: the actions that `use` includes.
+# The actions that `use` includes.
 USED: Final = (
     *("tools/call", "prompts/get", "resources/read", "message/send", "message/stream"),
     *("tasks/get", "tasks/list", "tasks/cancel", "tasks/resubscribe", DELEGATE),
 )
-# CONTRACT 1.4: these need no row of their own; any grant on the server opens them.
+# These need no row of their own; any grant on the server opens them.
 SESSION_ACTIONS: Final = frozenset(
     {"initialize", "ping", "server/discover", "logging/setLevel", "subscriptions/listen"}
     | {"tools/list", "prompts/list", "resources/list", "resources/templates/list"}
@@ -150,9 +150,8 @@ ERROR_CODE = "error_code"  # the member of a failed task's message with the erro
 
 
 class Question(NamedTuple):
-    """One object and action that a caller requests (CONTRACT 1.2, 1.4). `server` is the upstream's name, `name` the
-    tool, prompt or URI ("" for a server or an agent). Conditions read `arguments` and `meta`, which come from the
-    caller."""
+    """One object and action that a caller requests. `server` is the upstream's name, `name` the tool, prompt or URI (""
+    for a server or an agent). Conditions read `arguments` and `meta`, which come from the caller."""
 
     object: str
     action: str

@@ -1,8 +1,8 @@
-"""The handler of the admin listener, which is separate from that of callers (threats O9).
+"""The handler of the admin listener, which is separate from that of callers.
 
 Without a credential, only health, metrics, the login page of the console and the metadata of AuthZEN are served. A
-credential is sent in a header; only the console uses a cookie. A health check uses only state in memory (O10), of this
-worker and, over their sockets, of the others.
+credential is sent in a header; only the console uses a cookie. A health check uses only state in memory, of this worker
+and, over their sockets, of the others.
 """
 
 from __future__ import annotations

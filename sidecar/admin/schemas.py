@@ -1,7 +1,7 @@
 """JSON Schemas of the models, and checks of requests against them.
 
 A model is a TypedDict or a dataclass whose members are `Annotated[<type>, <description>, <bounds>]`. Unknown members of
-queries and bodies are refused, so that no program, argument or variable is set by an unexpected name (BL-029).
+queries and bodies are refused, so that no program, argument or variable is set by an unexpected name.
 """
 
 import inspect

@@ -286,8 +286,7 @@ async def next_snapshot(
 
 
 def _reloaded(written: Settings, running: Settings) -> tuple[Settings, tuple[str, ...]]:
-    """Returns the new settings without the sections that need a restart (CONTRACT 2.4), and the names of those
-    sections."""
+    """Returns the new settings without the sections that need a restart, and the names of those sections."""
     waiting = [name for name in sorted(NEEDS_RESTART) if getattr(written, name) != getattr(running, name)]
     settings = written.model_copy(update={name: getattr(running, name) for name in waiting})
     for key in ("listen", "console"):

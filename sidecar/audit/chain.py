@@ -166,7 +166,7 @@ def parse_head(raw: bytes) -> ChainHead | None:
 
 
 def ascii_json(record: Mapping[str, Any]) -> bytes:
-    """One line of JSON in ASCII without control characters, safe for terminals and readers (threats O1)."""
+    """One line of JSON in ASCII without control characters, safe for terminals and readers."""
     line = orjson.dumps(record)
     return line if line.isascii() and b"\x7f" not in line else _NOT_PLAIN.sub(_escape, line.decode()).encode()
 

@@ -1,7 +1,6 @@
 """Computes keyed hashes of arguments.
 
-Digests are keyed (threats O4), because a plain SHA-256 of `{"confirm": true}` can be guessed at once. Each is
-HMAC-SHA-256 over
+Digests are keyed, because a plain SHA-256 of `{"confirm": true}` can be guessed at once. Each is HMAC-SHA-256 over
 
     frame(purpose) frame(part) ... frame(last part)        frame(x) = length of x in 4 bytes, big-endian, then x
 
@@ -28,7 +27,7 @@ HASHED_NAME = "~hmac:"  # prefix of a hashed name; never valid in a tool, prompt
 BLOCK_BYTES = 64  # of SHA-256
 KEY_ID_CHARS = 16
 REMEMBERED, REMEMBERED_CHARS = 1024, 128  # of short inputs, actions and objects, which are cached
-FACT_HASH_CHARS = 32  # threats O4: at least 128 bits
+FACT_HASH_CHARS = 32  # 128 bits
 
 
 Mac = Callable[[bytes], str]  # takes the framed rest of a message, returns the 64 hex digits of its HMAC

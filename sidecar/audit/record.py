@@ -1,8 +1,8 @@
 """Builds the lines of the audit log.
 
-A record (CONTRACT 7) has every field by name, in one order, in every event; unknown values are `null`. External values
-are bounded here, field by field. Arguments are recorded as a keyed digest (except those that `clear` selects),
-credentials as kind, issuer and key id, and results not at all.
+A record has every field by name, in one order, in every event; unknown values are `null`. External values are bounded
+here, field by field. Arguments are recorded as a keyed digest (except those that `clear` selects), credentials as kind,
+issuer and key id, and results not at all.
 
 A record is a list of segments: JSON members as text, in the order of `LAYOUT`. The part that is the same in many calls
 is one list, which is serialized once and cached. A decision is a copy of it, and an outcome is a copy of its decision
@@ -88,7 +88,7 @@ SEED_FIELDS: Mapping[str, str] = {name: name for name in _SEED_NAMES.split()} | 
 
 # Bounds in characters and entries. Together they keep a line under chain.MAX_LINE_BYTES, including escapes.
 ID_CHARS = 256  # ids of requests, traces, runs, threads; names of tools and methods
-NAME_CHARS = 512  # a principal's name is at most 261 (CONTRACT 1.1); issuers are URLs
+NAME_CHARS = 512  # a principal's name is at most 261; issuers are URLs
 OBJECT_CHARS = 2300  # "resource:<server>/" and a URI of 2,000
 RULE_CHARS = 128
 ENTRIES = 32  # of any list without a bound of its own
@@ -468,7 +468,7 @@ def _keep(known: dict[Any, _Made], key: object, made: _Made) -> _Made:
 
 
 def without_query(object_: str, value: str) -> str:
-    """The object without its query and fragment, which are the caller's own text and are not shown (CONTRACT 7)."""
+    """The object without its query and fragment, which are the caller's own text and are not shown."""
     return _QUERY.split(value, maxsplit=1)[0] if object_.startswith("resource:") else value
 
 

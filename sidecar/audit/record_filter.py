@@ -99,6 +99,6 @@ def _in_utc(moment: datetime) -> str:
 
 
 def _matches(pattern: str, names: object) -> bool:
-    """Whether one of a record's names matches. `*` is the only wildcard (CONTRACT 2.1)."""
+    """Whether one of a record's names matches. `*` is the only wildcard."""
     literal = pattern.replace("[", "[[]").replace("?", "[?]")
     return not pattern or (isinstance(names, list) and any(fnmatchcase(str(name), literal) for name in names))

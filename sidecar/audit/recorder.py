@@ -108,7 +108,7 @@ class Audit:
         try:
             return self.writer.put(job, alone=not self.under_way)
         except OSError as error:
-            raise UnwrittenRecord(error) from None  # an action that cannot be recorded must not happen (threats I3, O2)
+            raise UnwrittenRecord(error) from None  # an action that cannot be recorded must not happen
 
     @staticmethod
     def _no_row(event: str, result: str) -> list[float]:

@@ -100,7 +100,7 @@ def _list(value: object) -> list[Any]:
 
 
 def plain(value: object) -> str:
-    """Escapes control, bidi and other unprintable characters, so that the text is safe for terminals (threats O1)."""
+    """Escapes control, bidi and other unprintable characters, so that the text is safe for terminals."""
     if value is None:
         return ""
     return visible(str(value))

@@ -16,7 +16,7 @@ from sidecar.errors import visible_lines
 if TYPE_CHECKING:
     from sidecar.settings.sidecar_file import Settings
 
-NO, USAGE, INVALID, TESTS_FAILED, UNVERIFIED, DIFFERENT = range(1, 7)  # CONTRACT 3
+NO, USAGE, INVALID, TESTS_FAILED, UNVERIFIED, DIFFERENT = range(1, 7)  # exit statuses
 FILE = click.Path(dir_okay=False, path_type=Path)
 FOLDER = click.Path(file_okay=False, path_type=Path)
 CONFIG = "sidecar.yaml"

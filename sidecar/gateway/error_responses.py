@@ -2,7 +2,7 @@
 
 A refusal is written in the protocol of its request: a JSON-RPC error with the HTTP status of its revision, a tool
 result where the model should correct the arguments, or `application/problem+json` outside any protocol. The table is
-`errors.ANSWERS`; CONTRACT 6 shows it.
+`errors.ANSWERS`.
 """
 
 from __future__ import annotations

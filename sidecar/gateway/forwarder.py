@@ -148,7 +148,7 @@ class Forwarder:
 
     async def _begin(self, exchange: UpstreamExchange, message: Request, answer: UpstreamAnswer) -> web.StreamResponse:
         """Begins a session once the upstream accepts it. If this fails, no session remains here or at the upstream.
-        Until the upstream accepts it, no other session of the caller is dropped for it (threats S9)."""
+        Until the upstream accepts it, no other session of the caller is dropped for it."""
         relay, server = self.relay(exchange, (message.id,)), exchange.request.server
         if answer.status != 200:
             return await relay.answer(answer)

@@ -1,8 +1,8 @@
 """Re-evaluates open streams and running calls when rules, credentials or time change.
 
 They are decided again in the next pass after rules, keys or the kill switch changed, and periodically because
-conditions read the time; they end when a credential or a grant ends (threats S7, S8). If nothing changed, a pass takes
-a few comparisons for each. The work is done in slices, so that thousands of streams do not delay calls.
+conditions read the time; they end when a credential or a grant ends. If nothing changed, a pass takes a few comparisons
+for each. The work is done in slices, so that thousands of streams do not delay calls.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ cursors, state), and results that describe the server (lists, `initialize`) are 
 
 Every finder has its own position in a text, because a match may end beyond a slice. The replacement is in brackets, so
 that it is part of no token. A changed text is searched again until there is no match, because a removal can create a
-new match: redacting twice equals redacting once. Generators yield where other work may run (threats I11).
+new match: redacting twice equals redacting once. Generators yield where other work may run.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Filters the messages of an upstream that a caller may receive.
 
-Every message is parsed, checked and rewritten: a message that cannot be parsed does not pass (threats L1), lists name
-only what the caller may use (I9), and a server's request to its client needs a policy row like any call (CONTRACT 1.4).
-`ownership.py` finds the tasks in a message that belong to the reader, and `response_rules.py` redacts it before it is
-filtered.
+Every message is parsed, checked and rewritten: a message that cannot be parsed does not pass, lists name only what the
+caller may use, and a server's request to its client needs a policy row like any call. `ownership.py` finds the tasks in
+a message that belong to the reader, and `response_rules.py` redacts it before it is filtered.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ _new = tuple.__new__
 LEFT_OUT = "sidecar/left_out"  # in the `_meta` of a list: omitted entries, and why
 MAX_LEFT_OUT = 32
 LONG_BYTES = 2**20  # of one message
-SLICE_ENTRIES = 500  # list entries filtered before other work runs (threats I11): about 10 us each with compiled rules
+SLICE_ENTRIES = 500  # list entries filtered before other work runs: about 10 us each with compiled rules
 
 
 class FilteredMessage(NamedTuple):
@@ -306,7 +305,7 @@ class ResponseFilter:
 
     def _usable(self, question: Question, entry: Any, now_s: float) -> bool:
         """Reports whether the tool is on and callable and, if tools are pinned, whether this entry equals the pin: the
-        server might answer the sidecar's own list differently (threats L6)."""
+        server might answer the sidecar's own list differently."""
         if self.shared.switch.ledger.switched_off.find(question.object, now_s) is not None:
             return False
         catalogue, rules = self.exchange.service.catalogue, self.exchange.judged_by
@@ -320,8 +319,8 @@ class ResponseFilter:
         return False
 
     def _legible(self, entries: list[Any]) -> list[Any]:
-        """Applies the upstream's `hidden_text` setting to text that a model will read (threats L7): returns the entries
-        unchanged, without those that have hidden characters, or without these characters."""
+        """Applies the upstream's `hidden_text` setting to text that a model will read: returns the entries unchanged,
+        without those that have hidden characters, or without these characters."""
         treatment = self.exchange.service.definition.hidden_text
         if treatment == "flag":
             return entries

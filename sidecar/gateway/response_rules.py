@@ -112,7 +112,7 @@ async def _screened(reading: CompiledReading, message: Message) -> int:
             next(steps)
         except StopIteration as end:
             return int(end.value)
-        await asyncio.sleep(0)  # after 64 KiB, other work runs (threats I11)
+        await asyncio.sleep(0)  # after 64 KiB, other work runs
 
 
 async def _check_output(

@@ -31,7 +31,7 @@ from sidecar.upstreams.http_address import hold
 from sidecar.upstreams.mcp.transport import MAX_ERROR_BYTES, UpstreamAnswer
 from sidecar.upstreams.statuses import in_words_of, passes_on, refusal_of
 
-# How much of a stream is read before other work runs. 16 KiB of the smallest events take 10 ms (threats I11).
+# How much of a stream is read before other work runs. 16 KiB of the smallest events take 10 ms.
 SLICE_BYTES = 16 * 1024
 # Statuses with which an upstream may carry a protocol error; any other status is a failure of the upstream.
 PROTOCOL_STATUSES = frozenset({400, 404})

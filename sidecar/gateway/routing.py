@@ -1,8 +1,8 @@
 """Routes requests by address and checks their envelope.
 
 Checks framing, Host, Origin, path and verb before the caller is authenticated, and the media type and size of a body
-when it is read. The path is matched on its raw bytes against a strict grammar, never on decoded text (threats H5).
-Every header is read line by line, because two parsers may resolve repeated lines differently (H4).
+when it is read. The path is matched on its raw bytes against a strict grammar, never on decoded text. Every header is
+read line by line, because two parsers may resolve repeated lines differently.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ _TASK = "([A-Za-z0-9-]{1,64})"
 _SERVER = "([a-z0-9]+(?:-[a-z0-9]+)*)"
 _STEP = r"[A-Za-z0-9_\-][A-Za-z0-9_.\-]*"  # a leading dot is ambiguous in a path
 _NAME = rf"((?=.{{1,128}}\Z){_STEP}(?:/{_STEP})*)"
-# Every address of the data listener (CONTRACT 5): kind, pattern of the raw path, verbs. The first group is the name of
-# a server or an agent, or a push's handle; it is empty at the aggregate address and at addresses without a name. The
-# second is a tool, a task, an approval, or the rest of the path after an agent's name.
+# Every address of the data listener: kind, pattern of the raw path, verbs. The first group is the name of a server or
+# an agent, or a push's handle; it is empty at the aggregate address and at addresses without a name. The second is a
+# tool, a task, an approval, or the rest of the path after an agent's name.
 ROUTES: Sequence[tuple[str, re.Pattern[str], tuple[str, ...]]] = (
     (MCP, re.compile(rf"/mcp/{_SERVER}/?\Z"), ("POST", "GET", "DELETE")),
     (SSE, re.compile(rf"/mcp/{_SERVER}/sse\Z"), ("GET",)),
@@ -163,7 +163,7 @@ def known_headers(request: web.BaseRequest) -> Headers:
 
 def check_envelope(request: web.BaseRequest, headers: Headers, entrance: Entrance) -> None:
     """Checks everything before the address. Raises Refusal: MALFORMED_CALL; ORIGIN_REFUSED for a foreign Host or
-    Origin, so that a browser page cannot call (threats H8), and for the headers of a proxy at a local listener."""
+    Origin, so that a browser page cannot call, and for the headers of a proxy at a local listener."""
     if request.version is not HttpVersion11 or "transfer-encoding" in headers:
         check_framing(request.version, headers)
     if request.raw_path[:1] != "/":
@@ -178,8 +178,8 @@ def check_envelope(request: web.BaseRequest, headers: Headers, entrance: Entranc
 
 
 def check_framing(version: HttpVersion, headers: Headers) -> None:
-    """Raises Refusal(MALFORMED_CALL) for framing that the parser accepts and a proxy in front may read differently
-    (threats H1): other versions, other codings, and codings in a version that has none."""
+    """Raises Refusal(MALFORMED_CALL) for framing that the parser accepts and a proxy in front may read differently:
+    other versions, other codings, and codings in a version that has none."""
     if version not in (HttpVersion10, HttpVersion11):
         raise malformed("only HTTP/1.1 and HTTP/1.0 are served")
     codings = headers.get("transfer-encoding")
@@ -426,7 +426,7 @@ async def _rest(content: StreamReader, bounds: BodyBounds, grow: Callable[[int],
     end_s = begun_s + bounds.body_timeout_s
     async with asyncio.timeout_at(end_s) as deadline:
         while True:
-            # bytes received so far extend the deadline for the rest (threats D1)
+            # bytes received so far extend the deadline for the rest
             deadline.reschedule(min(end_s, begun_s + BODY_PATIENCE_S + len(body) / BODY_RATE_BYTES_S))
             if not (chunk := await content.readany()):
                 return bytes(body)

@@ -1,7 +1,7 @@
 """The frozen snapshot of everything a request reads.
 
 A snapshot is built and checked while the current one serves, and replaces it in one assignment. A request takes it
-once; a failed reload leaves the old one in use (CONTRACT 4).
+once; a failed reload leaves the old one in use.
 """
 
 from __future__ import annotations

@@ -205,7 +205,7 @@ class Stages:
         return decision
 
     def _charge_session_call(self, request: CallContext, caller: Caller, call: Call) -> None:
-        # Reopened streams have their own limit, so that they do not use up the caller's lists and pings (threats S10).
+        # Reopened streams have their own limit, so that they do not use up the caller's lists and pings.
         streams = " streams" if call.method == STREAM else ""
         try:
             self.session_calls.charge(caller.last.name + streams)

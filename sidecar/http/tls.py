@@ -2,7 +2,7 @@
 
 A listener's context is built from its files when they are read. A reload reads them again, and the next handshake uses
 the new context (`follows`). If client certificates are requested, only TLS 1.3 without resumption is used: a resumed
-session would admit a caller whose authority is no longer trusted (threats A9).
+session would admit a caller whose authority is no longer trusted.
 """
 
 from __future__ import annotations

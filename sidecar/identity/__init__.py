@@ -8,7 +8,7 @@
     certificates.py   maps certificates to principals     certificate_names.py  reads their names
     xfcc.py           certificates forwarded by a proxy   spiffe.py             maps SPIFFE IDs to NHIs
     key_proofs.py     proofs that a token's bearer has the key to which it is bound
-    chain_builder.py  joins credentials into one chain (CONTRACT 1.1)
+    chain_builder.py  joins credentials into one chain
     authenticator.py  runs the steps in order: `Identity.identify(Presented, Audience) -> Caller`
 
 A credential is never forwarded, logged or echoed. An invalid credential is answered with 401, never treated as

@@ -3,7 +3,7 @@
     read the credentials  →  verify each  →  join them into one chain  →  check scopes
 
 Verified tokens are cached by the SHA-256 of their header line and the route, until they expire or their issuer's keys
-change. An instance belongs to one configuration: a reload creates a new one with an empty cache (threats A7).
+change. An instance belongs to one configuration: a reload creates a new one with an empty cache.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Reads the names in client certificates.
 
 The result is the SPIFFE ID alone, or the other names. An X.509-SVID has exactly one URI, and is not an authority and
-cannot sign others (X509-SVID 3, 4); the common name is ignored (threats A9).
+cannot sign others (X509-SVID 3, 4); the common name is ignored.
 """
 
 from __future__ import annotations

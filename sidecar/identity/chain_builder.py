@@ -3,7 +3,7 @@
     proven_at(claims, …)      what a token proves at one route
     chain_of(claims, …)       the principals of a token: its subject, then its actors, oldest first, or its client
     accepts(...)              whether a token is meant for this route
-    joined(token, workload)   both credentials of a request as one chain (CONTRACT 1.1)
+    joined(token, workload)   both credentials of a request as one chain
     still_names(...)          whether an issuer may still give these names under its current configuration
 
 Links before the last come only from a verified token.

@@ -1,7 +1,7 @@
 """Collects the credentials of a request and refuses conflicting ones.
 
-Nothing is verified here. A header that cannot be parsed is an invalid credential, never an absent one (threats A11),
-and a repeated header is refused, because two parsers could choose different lines.
+Nothing is verified here. A header that cannot be parsed is an invalid credential, never an absent one, and a repeated
+header is refused, because two parsers could choose different lines.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Stores issuers' signing keys, with a bound on refreshes that unauthenticated callers can cause.
 
 There is one instance per issuer. Tokens with unknown key ids cause at most one fetch in ten seconds, including failed
-ones, however many there are (threats A6). Nothing is stored per key id, so callers cannot fill memory. Fetched keys
-remain valid for one hour while the issuer is unreachable; after that, its tokens are refused.
+ones, however many there are. Nothing is stored per key id, so callers cannot fill memory. Fetched keys remain valid for
+one hour while the issuer is unreachable; after that, its tokens are refused.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from sidecar.identity.credentials import bad_credential
 from sidecar.identity.spiffe import KeyUse
 from sidecar.protocols.jsonrpc import parse_json
 
-MAX_JWKS_BYTES = 256 * 1024  # threats A6
-MAX_KEYS = 64  # threats A6
+MAX_JWKS_BYTES = 256 * 1024
+MAX_KEYS = 64
 MIN_RSA_BITS = 2048  # NIST SP 800-131A
-MIN_INTERVAL_S = 10.0  # reports BL-048: a new key within 10 s, one fetch in 10 s
-STALE_S = 3600.0  # CONTRACT 9
+MIN_INTERVAL_S = 10.0  # a new key is used within 10 s, and unknown key ids cause one fetch in 10 s
+STALE_S = 3600.0  # how long fetched keys remain valid while the issuer is unreachable
 REFRESH_S = 300.0
 FETCH_S = 5.0
 

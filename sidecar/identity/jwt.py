@@ -22,8 +22,8 @@ from sidecar.identity.spiffe import trust_domain_of
 from sidecar.protocols import base64url
 from sidecar.protocols.jsonrpc import parse_json
 
-LEEWAY_S = 30.0  # by how much clocks may differ; threats A5: at most 60
-MAX_LIFETIME_S = 24 * 3600.0  # threats A3
+LEEWAY_S = 30.0  # by how much clocks may differ
+MAX_LIFETIME_S = 24 * 3600.0  # of a token; the default of `identity.max_token_lifetime_s`
 MAX_TIME = 10**11  # rejects times in milliseconds
 MAX_AUDIENCES = 64
 
@@ -170,7 +170,7 @@ def _plain(typ: str) -> str:
 def time_of(values: Mapping[str, Any], claim: str, whose: str = "token") -> float:
     """Reads a time claim, in seconds since the epoch. Raises Refusal."""
     value = values.get(claim)
-    # PyJWT accepts "9999999999" and 10**30 (threats A3), and True is an int in Python.
+    # PyJWT accepts "9999999999" and 10**30, and True is an int in Python.
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < MAX_TIME:
         raise bad_credential(f"the {whose}'s {claim} must be a time in seconds", CredentialFault.MALFORMED)
     return float(value)

@@ -1,7 +1,7 @@
 """Defines the grammar of principals and which names an issuer may give.
 
-Ids are 1-256 printable ASCII characters without blanks, quotes, commas, `|` and `*` (CONTRACT 1.1), which are
-punctuation in policy rules, audit lines and logs. An issuer may only use its own namespace.
+Ids are 1-256 printable ASCII characters without blanks, quotes, commas, `|` and `*`, which are punctuation in policy
+rules, audit lines and logs. An issuer may only use its own namespace.
 """
 
 from __future__ import annotations

@@ -3,8 +3,7 @@
     spiffe://acme.example/ns/prod/sa/planner        trust domain, then the workload's path
 
 The grammar is SPIFFE's (SPIFFE-ID 2), with one form for each ID: no case folding, no dot segments, no encoding, no
-query. The operator maps IDs to NHIs by a table of paths or a pattern; IDs of other trust domains have no NHI (threats
-A9).
+query. The operator maps IDs to NHIs by a table of paths or a pattern; IDs of other trust domains have no NHI.
 """
 
 from __future__ import annotations

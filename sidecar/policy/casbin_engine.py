@@ -2,8 +2,8 @@
 
 This is the only module that decides by Casbin. A `CasbinEngine` is an enforcer over the rows of one policy, with the
 model's own matcher and effect. It is the reference for compiled models, and decides for models that are not compiled
-and where `policy.engine` demands it. An error of pycasbin denies, and so does an enforcer whose enforcement is disabled
-(threats K15).
+and where `policy.engine` demands it. An error of pycasbin denies, and so does an enforcer whose enforcement is
+disabled.
 
 The sidecar's own code looks up roles (`RoleGraph`, `RolePaths`), because it knows the roles that tokens grant;
 pycasbin's role managers store every name that they look up. The functions are pycasbin's, except those that use regular
@@ -50,8 +50,8 @@ HasRole = Callable[..., bool]
 _EVERY: Final = "every"  # the rows, and the matcher, of `CasbinEngine.matching`
 _PATTERNS: Final = frozenset(COMPILED) - {"keyMatch", "keyGet", "ipMatch"}
 
-# Casbin logs every denial with its values at WARNING, and a logging configuration can enable its loggers (threats K17).
-# This logger has no parent and is disabled.
+# Casbin logs every denial with its values at WARNING, and a logging configuration can enable its loggers. This logger
+# has no parent and is disabled.
 _SILENT: Final = logging.Logger("casbin, silenced", logging.CRITICAL + 1)
 _SILENT.disabled = True
 
@@ -91,7 +91,7 @@ class CasbinEngine:
 
     def decide(self, request: Sequence[Any]) -> RowsDecision:
         """Decides one request, its values in the order of the model's definition."""
-        if not self._is_asked:  # with no rows, Casbin evaluates the matcher over empty texts (threats K1)
+        if not self._is_asked:  # with no rows, Casbin evaluates the matcher over empty texts
             return RowsDecision(self._effect.allows_by_default)
         try:
             with self._lock:
@@ -120,7 +120,7 @@ class CasbinEngine:
         return word == "allow" if allowed else word == "deny" and self._effect is not Effect.ALLOW_OVERRIDE
 
     def _enforced(self, context: EnforceContext, request: Sequence[Any]) -> tuple[bool, Sequence[str]]:
-        if not self._enforcer.enabled:  # threats K15: a disabled enforcer allows everything
+        if not self._enforcer.enabled:  # a disabled enforcer allows everything
             raise RuntimeError("Casbin's enforcement was switched off")
         decision: tuple[bool, Sequence[str]] = self._enforcer.enforce_ex(context, *request)
         return decision

@@ -3,7 +3,7 @@ r"""Evaluates the CEL conditions of rules.
 Conditions are CEL. Google's C++ runtime (`cel-expr-python`) compiles and type-checks them when the policy is loaded,
 except plain ones (`plain_parser`, `plain_conditions`): these it compiles only when an input is not plain. A condition
 holds only when it returns Boolean true. An error, another value or an exhausted budget gives `error`, which an allow
-row treats as "no match" and a deny row as "match" (CONTRACT 2.1).
+row treats as "no match" and a deny row as "match".
 
 Input from callers is bounded in this order. Only the values that the expression reads are converted. Values nested
 deeper than 64 are not converted (the runtime converts by recursion on the C stack: 10,000 levels end the process), nor
@@ -66,9 +66,8 @@ _Tree = dict[str, Any]  # by key: the tree below, or the path that ends there, s
 
 
 def lets_match(outcome: object, denies: int) -> bool:
-    """Whether a row's condition lets it match. An error means no match for an allow row, and a match for a deny row
-    (CONTRACT 2.1). A doubted condition is treated like an error, and an assumed one, while listing, the opposite way
-    (CONTRACT 1.4)."""
+    """Whether a row's condition lets it match. An error means no match for an allow row, and a match for a deny row. A
+    doubted condition is treated like an error, and an assumed one, while listing, the opposite way."""
     if outcome in ("error", "doubted"):
         return bool(denies)
     if outcome == "assumed":

@@ -1,8 +1,8 @@
 """Decides calls, one chain link at a time.
 
 For each principal but the last, the engine decides whether it may lend its authority to the next one; for the last one
-it decides the request itself (CONTRACT 1.3). Guardrails are then checked for every principal. The same code decides
-calls and filters lists, so that an entry which no call could use is not listed (threats I9).
+it decides the request itself. Guardrails are then checked for every principal. The same code decides calls and filters
+lists, so that an entry which no call could use is not listed.
 
 An engine is one revision of the policy. It caches each principal's roles, and for each chain, object and action a
 `Case`. A further decision then only runs the conditions and looks up the result by their outcomes.
@@ -44,7 +44,7 @@ from sidecar.vocabulary import (
 if TYPE_CHECKING:
     from sidecar.policy.stock.policy import StockPolicy
 
-# CONTRACT 6: of several reasons, the first in this order is reported.
+# Of several reasons, the first in this order is reported.
 _PRECEDENCE = (Reason.DENIED_BY_RULE, Reason.EXPIRED, Reason.CONDITION_FALSE, Reason.NO_MATCHING_RULE)
 MAX_CHAINS = 256  # whose subjects are cached, by identity: some callers get a new chain with each call
 MAX_CASES = 4096  # in each of the cache's two generations
@@ -245,7 +245,7 @@ class Engine:
         return ("conditional" if any(_demanding(best.links, question.action)) else "allow"), best
 
     def enter(self, chain: Chain, question: Question, now_s: float) -> Decision:
-        """Decides a session call on an MCP server (CONTRACT 1.4).
+        """Decides a session call on an MCP server.
 
         Any live allow row of the last principal on that server, whatever its actions and conditions, opens the server;
         a deny row on the server closes it. No row's limit is charged: `session_calls_per_minute` bounds these calls."""

@@ -2,8 +2,8 @@
 
 A matcher is parsed once, in Casbin's way (`&&`, `||` and `!` become Python's operators, `r.sub` becomes a name), and
 converted to the sidecar's own nodes. An allow-list defines what a matcher may contain, so that new syntax is refused by
-default (threats K2, K3, K8, K9). An expression that Casbin can evaluate but that is not compiled becomes a
-`ForeignNode`; pycasbin then evaluates the whole matcher.
+default. An expression that Casbin can evaluate but that is not compiled becomes a `ForeignNode`; pycasbin then
+evaluates the whole matcher.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ FUNCTIONS: Mapping[str, tuple[int, ...]] = {
     "g2": (2,),
 }
 PARSE_ATTEMPTS = 5
-# Threats K9: Casbin rewrites `r.`, `p.`, `!`, `&&` and `||` inside literals too; these characters contain none of them.
+# Casbin rewrites `r.`, `p.`, `!`, `&&` and `||` inside literals too; these characters contain none of them.
 _LITERAL = re.compile(r"[A-Za-z0-9_:/*@-]{1,256}")
 
 
@@ -237,7 +237,7 @@ class _ExpressionReader:
     def _call(self, tree: ast.Call) -> FunctionCall:
         name = tree.func.id if isinstance(tree.func, ast.Name) else ""
         if name not in FUNCTIONS:
-            # Threats K2, K3, K8: Casbin's own matching functions match prefixes, and eval executes text from a row.
+            # Casbin's own matching functions match prefixes, and eval executes text from a row.
             self.bad.append(
                 ExpressionError(f'function "{name}" is refused', "the functions are " + ", ".join(FUNCTIONS), name)
             )

@@ -1,6 +1,6 @@
 """Collects the faults of policy files, with positions and hints.
 
-One collector serves a whole load, so that all faults are reported together (CONTRACT 3).
+One collector serves a whole load, so that all faults are reported together.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The grammar of each column of a row.
 
 Each reader takes the text of one field and returns its value, or raises `Wrong`. Names are typed (`user:`, `nhi:`,
-`role:`, `tool:` …), so that no caller can have the name of a role (threats K12), and ASCII, so that no name looks like
-another.
+`role:`, `tool:` …), so that no caller can have the name of a role, and ASCII, so that no name looks like another.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ Per = Literal["subject", "origin", "rule"]
 USE = "use"
 ONCE, REQUIRED = "once", "required"  # keywords of approvals
 STOPPING = frozenset({"tasks/cancel"})  # ends work: a row's limit on `use` does not apply to it
-ON_SERVERS = ("tool:", "prompt:", "resource:")  # CONTRACT 1.2: the objects on a server
+ON_SERVERS = ("tool:", "prompt:", "resource:")  # the objects on a server
 
 _USER, _NHI, _TOOL = PermissionKind.USER_TO_NHI, PermissionKind.NHI_TO_NHI, PermissionKind.AGENT_TO_TOOL
 SUBJECTS: Mapping[PermissionKind, tuple[str, ...]] = {
@@ -49,7 +48,7 @@ OBJECTS: Mapping[PermissionKind, tuple[str, ...]] = {
 }
 _ID = re.compile(PRINCIPAL_ID)
 _ID_PATTERN = re.compile(r"[!#-&(-+\-./0-{}~]{1,256}")
-_SERVER = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")  # CONTRACT 1.2
+_SERVER = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 _SERVER_PATTERN = re.compile(r"[a-z0-9*\-]+")
 _TOOL_NAME = re.compile(r"[A-Za-z0-9_.\-/*]{1,128}")
 _URI_PATTERN = re.compile(r"[!#-{}~]{1,2048}")
@@ -149,7 +148,7 @@ def actions(text: str) -> tuple[str, list[Wrong]]:
 
 
 def effect(text: str) -> Literal["allow", "deny"]:
-    """Parses exactly `allow` or `deny`: Casbin ignores rows with any other text (threats K4)."""
+    """Parses exactly `allow` or `deny`: Casbin ignores rows with any other text."""
     if text == "allow":
         return "allow"
     if text == "deny":
@@ -168,8 +167,7 @@ def expires_at(text: str) -> float | None:
 
 
 def domain(text: str) -> str:
-    """Parses the namespace of an issuer, or `-`, exactly: patterns here have granted access across tenants (threats
-    K13)."""
+    """Parses the namespace of an issuer, or `-`, exactly: patterns here have granted access across tenants."""
     if text == NONE or _DOMAIN.fullmatch(text):
         return text
     raise Wrong(

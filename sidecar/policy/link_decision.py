@@ -35,8 +35,7 @@ MAX_OPEN = 64  # patterns whose open rows are cached
 BY_ID = attrgetter("id", "file", "line")
 UNDECIDED = 128  # a bit of `LinkRows.some`: pycasbin failed, or finds other rows than the compiled rules
 
-# CONTRACT 1.2, 1.3: the subjects, apart from `anonymous`, and the objects of each kind. All others match no row
-# (threats K1, K12).
+# The subjects, apart from `anonymous`, and the objects of each kind. All others match no row.
 ASKED: Mapping[PermissionKind, tuple[tuple[str, ...], tuple[str, ...]]] = {
     PermissionKind.USER_TO_NHI: (("user:",), ("nhi:",)),
     PermissionKind.NHI_TO_NHI: (("nhi:",), ("nhi:",)),
@@ -341,8 +340,8 @@ class KindPolicy:
     def opened(
         self, answer: LinkAnswer, asker: PolicySubject, server: str, now_s: float
     ) -> tuple[LinkAnswer, Iterable[float]]:
-        """Returns the answer to a session call (CONTRACT 1.4), and the times at which it may change. A live grant on
-        the server opens it; if all grants have expired, the reason is EXPIRED; otherwise the answer is unchanged."""
+        """Returns the answer to a session call, and the times at which it may change. A live grant on the server opens
+        it; if all grants have expired, the reason is EXPIRED; otherwise the answer is unchanged."""
         link, table = answer.link, self.table
         if link.allowed or link.reason is Reason.DENIED_BY_RULE:
             return answer, ()
@@ -446,8 +445,8 @@ _COMPARED = {"sub": ("sub", "g"), "obj": ("obj", "g2")}
 
 
 def _reason(nearly: Sequence[tuple[bool, bool]]) -> Reason:
-    """Returns the reason of a denial (CONTRACT 6): an expired grant that would have held, an unmet condition, or no
-    rule. `nearly` are the (live, holds) of the allow rows whose other columns match."""
+    """Returns the reason of a denial: an expired grant that would have held, an unmet condition, or no rule. `nearly`
+    are the (live, holds) of the allow rows whose other columns match."""
     if any(holds and not live for live, holds in nearly):
         return Reason.EXPIRED
     if any(live for live, _ in nearly):

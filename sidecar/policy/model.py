@@ -1,9 +1,8 @@
 """Reads Casbin models and checks that they are safe to evaluate.
 
-A model of the sidecar is a `.conf` in Casbin's own form over fixed names (CONTRACT 2.1); models of other forms are read
-by `policy.stock`. Features that Casbin accepts silently but that can allow too much are refused: effects that allow by
-default, `eval`, `regexMatch` and the `keyMatch` family, literals that Casbin rewrites, and missing names (threats
-K1-K4, K8, K9, libraries 1.1).
+A model of the sidecar is a `.conf` in Casbin's own form over fixed names; models of other forms are read by
+`policy.stock`. Features that Casbin accepts silently but that can allow too much are refused: effects that allow by
+default, `eval`, `regexMatch` and the `keyMatch` family, literals that Casbin rewrites, and missing names.
 
 A matcher must be a conjunction that contains `live(p.expires_at, r.ctx)` and `holds(p.when, p.eft, r.ctx)`: so an
 expired row or a row with a failed condition never matches, whatever the rest of the matcher is.
@@ -117,7 +116,7 @@ def own_model(kind: PermissionKind, file: str, entries: Mapping[str, ModelEntry]
     groups = tuple(key for key in ("g", "g2") if key in entries)
     by_domain = False
     for key in groups:
-        # Domain patterns have granted access across tenants (threats K13): domains must be exact names.
+        # Domain patterns have granted access across tenants: domains must be exact names.
         if key == "g" and entries[key].parts == ("_", "_", "_") and DOMAIN in request:
             by_domain = True
         elif entries[key].parts != ("_", "_"):

@@ -65,7 +65,7 @@ def globs(text: str, patterns: str) -> bool:
 def who(subject: str, pattern: str, effect: str) -> bool:
     """Whether a rule's subject matches this caller.
 
-    `anonymous` is allowed only by exactly that name: a grant to `*` covers identified callers only (CONTRACT 1.1)."""
+    `anonymous` is allowed only by exactly that name: a grant to `*` covers identified callers only."""
     if subject == ANONYMOUS and effect != "deny":
         return pattern == ANONYMOUS
     return glob(subject, pattern)

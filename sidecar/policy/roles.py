@@ -1,8 +1,8 @@
 """Resolves roles and sets, and the roles of principals.
 
 `g` and `g2` rows are one-way links between exact names: a member has a role, a role may have roles; an object is in a
-set, a set may be in sets. Casbin silently stops after ten links and accepts cycles (threats K11); here a chain of more
-than eight roles and any cycle are faults at load time, so following links always terminates.
+set, a set may be in sets. Casbin silently stops after ten links and accepts cycles; here a chain of more than eight
+roles and any cycle are faults at load time, so following links always terminates.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from graphlib import CycleError, TopologicalSorter
 from sidecar.policy.grammar import NONE
 from sidecar.vocabulary import Principal
 
-MAX_DEPTH = 8  # CONTRACT 2.1
+MAX_DEPTH = 8
 MAX_SUBJECTS = 8192  # cached principals
 _NOTHING: frozenset[str] = frozenset()
 
@@ -170,7 +170,7 @@ def domain_of(name: str) -> str:
 
 
 def is_granted(name: str) -> bool:
-    """Whether a token may grant the role: `role:<namespace>/<value>` (CONTRACT 1.1)."""
+    """Whether a token may grant the role: `role:<namespace>/<value>`."""
     return name.startswith("role:") and "/" in name
 
 

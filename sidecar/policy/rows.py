@@ -1,7 +1,7 @@
 """Parses policy CSV files.
 
-Casbin's own parser drops lines that it does not understand (threats K4-K7, reports BL-026). In this strict parser a row
-is either valid or a fault with file, line and column. Fields are separated by commas and trimmed of blanks and tabs; a
+Casbin's own parser drops lines that it does not understand (apache/casbin-pycasbin#204). In this strict parser a row is
+either valid or a fault with file, line and column. Fields are separated by commas and trimmed of blanks and tabs; a
 field with a comma or a double quote is quoted as in RFC 4180; a row is one line. A byte order mark and CRLF are
 accepted. `#` begins a comment line; `#:` describes the row on the next line.
 """

@@ -131,7 +131,7 @@ def load_policy(
     attributes = _attributes(policies, draft) if tables else Attributes()
     filled = any(len(table) for table in draft.tables.values()) or any(len(table) for table in tables.values())
     if not (filled or any(not found.reads_rows for _, found in sources)) and not draft.faults.errors:
-        # Threats K1, K14: an empty policy is nearly always a broken mount or a truncated file, and rarely intended.
+        # An empty policy is nearly always a broken mount or a truncated file, and rarely intended.
         draft.faults.whole("P004", "no rule in any file", str(policies), "write at least one p row")
     links = {group: _links(group, draft) for group in ("g", "g2")}
     _check_doubles(draft)

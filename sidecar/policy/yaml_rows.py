@@ -255,7 +255,7 @@ class _RuleColumns:
         safer default in each case.
 
         The original permission_type `delegate` adds `delegate`. `call` means the actions as written; without actions it
-        lends nothing (CONTRACT 1.3)."""
+        lends nothing."""
         values, said = self.values, self.said
         kept: list[YamlField] | None = [values.implied(USE if effect == "allow" else "*", self.node.span)]
         if "actions" in said:

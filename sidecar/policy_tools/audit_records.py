@@ -1,7 +1,7 @@
 """Reads questions and answers from audit records.
 
-A line of the audit log (CONTRACT 7) becomes a `RecordedQuestion`: the chain, the question, the recorded answer, and the
-recorded outcomes of its conditions. Missing information is named in `gaps`, so that a replay never guesses.
+A line of the audit log becomes a `RecordedQuestion`: the chain, the question, the recorded answer, and the recorded
+outcomes of its conditions. Missing information is named in `gaps`, so that a replay never guesses.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -107,7 +107,7 @@ def question_of(
 
 
 def is_session(question: Question) -> bool:
-    """Whether it is a session call, which any grant on the server opens (CONTRACT 1.4)."""
+    """Whether it is a session call, which any grant on the server opens."""
     if not question.object.startswith("nhi:"):
         return False
     return question.action in SESSION_ACTIONS or bool(question.server and question.action in MCP_TASK_ACTIONS)

@@ -1,8 +1,8 @@
 """Set algebra on wildcard patterns.
 
 Patterns have one wildcard (`*`, any run of characters, anchored). They run together as small automata over the
-characters that they name and one that represents all others, within a `GlobShape`: the grammar of names of one kind
-(CONTRACT 1.1, 1.2). The search is breadth first and exact: no result means that no such name exists.
+characters that they name and one that represents all others, within a `GlobShape`: the grammar of names of one kind.
+The search is breadth first and exact: no result means that no such name exists.
 """
 
 import re

@@ -1,8 +1,8 @@
 """Evaluates conditions on recorded facts.
 
-A record contains no arguments (CONTRACT 7) except those that `audit.clear_arguments` selects. For each condition that
-ran, it has a digest of the text, the outcome, and keyed digests of the values read. To replay a record, a policy's
-conditions are replaced by `StandIn`s, which use, in this order,
+A record contains no arguments except those that `audit.clear_arguments` selects. For each condition that ran, it has a
+digest of the text, the outcome, and keyed digests of the values read. To replay a record, a policy's conditions are
+replaced by `StandIn`s, which use, in this order,
 
     running             a condition that reads nothing of the caller's: principals, server, tool, time
     the record          the same text, of the same subject

@@ -14,7 +14,7 @@ import orjson
 import rfc8785
 
 MAX_DEPTH = 100  # of values written by the slow path; the parser's bound is far lower
-INT64_MIN, UINT64_MAX = -(2**63), 2**64 - 1  # CONTRACT 5: integers up to 64 bits pass unchanged
+INT64_MIN, UINT64_MAX = -(2**63), 2**64 - 1  # integers up to 64 bits pass unchanged
 _FIRST_SURROGATE = "\ud800"
 _NUMBERS = frozenset({int, float})
 _ODD_NUMBER = re.compile(rb"\.0[,\]]|[en]")

@@ -1,4 +1,4 @@
-"""Finds, removes and escapes characters that models read but people do not see (threats L7).
+"""Finds, removes and escapes characters that models read but people do not see.
 
 Tag characters can contain whole sentences that no screen shows, bidirectional controls and zero-width characters make
 one text look like another, and escape sequences control a terminal. Hidden characters are the code points that Unicode

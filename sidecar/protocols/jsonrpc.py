@@ -20,15 +20,15 @@ from sidecar.errors import Reason, Refusal
 
 PARSE_ERROR, INVALID_REQUEST, METHOD_NOT_FOUND, INVALID_PARAMS = -32700, -32600, -32601, -32602
 
-MAX_DEPTH = 32  # threats P8; MCP's own messages reach a depth of seven
-MAX_KEYS = 10_000  # threats P8
-MAX_VALUES = 100_000  # later steps (schema, digest) take microseconds for each value (threats I11)
+MAX_DEPTH = 32  # MCP's own messages reach a depth of seven
+MAX_KEYS = 10_000
+MAX_VALUES = 100_000  # later steps (schema, digest) take microseconds for each value
 MAX_ANSWER_DEPTH = 100  # of an upstream's answer; a client's stack may end a little deeper
-# Of an upstream's answer. Each takes up to 100 bytes, and finding and parsing it takes up to 0.25 us without a break
-# (threats I11).
+# Of an upstream's answer. Each takes up to 100 bytes, and finding and parsing it takes up to 0.25 us, in which no other
+# task runs.
 MAX_ANSWER_VALUES, MAX_ANSWER_KEYS = 200_000, 100_000
 MAX_ID_CHARS = 256
-INT64_MIN, UINT64_MAX = -(2**63), 2**64 - 1  # CONTRACT 5: integers up to 64 bits pass unchanged
+INT64_MIN, UINT64_MAX = -(2**63), 2**64 - 1  # integers up to 64 bits pass unchanged
 
 ENVELOPE = frozenset({"jsonrpc", "id", "method", "params", "result", "error"})
 # Keys of `params` that the sidecar or an upstream decides on. A variant in another case would reach only a lenient
@@ -156,7 +156,7 @@ def request_id_in(envelope: object) -> Id | None:
 def parse_json(
     raw: bytes, *, max_depth: int = MAX_DEPTH, max_keys: int = MAX_KEYS, max_values: int = MAX_VALUES
 ) -> Any:
-    """One JSON value, parsed as strictly as CONTRACT 2 and threats P1-P9 require. Raises Refusal(MALFORMED_CALL)."""
+    """One JSON value, parsed strictly, as the module says. Raises Refusal(MALFORMED_CALL)."""
     # As in `parse_answer`: a shorter body has no room for more keys and values, and its number of brackets is what
     # removing them shortens it by. That takes a third of the time of counting, and ends beyond the bound.
     over = max_depth + 1
@@ -235,7 +235,7 @@ def spellings(known: Iterable[str]) -> Spellings:
 
 
 def refuse_variants(keys: Iterable[str], known: Spellings, where: str) -> None:
-    """Refuses keys of one object that differ from one another, or from a known one, only in case (threats P2)."""
+    """Refuses keys of one object that differ from one another, or from a known one, only in case."""
     seen = set()
     for key in keys:
         fold = key.casefold()
@@ -296,7 +296,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _bounded_int(digits: str) -> int:
-    # 20 characters are enough for every 64-bit integer; more would also be slow to read (threats P7).
+    # 20 characters are enough for every 64-bit integer; more would also be slow to read.
     if len(digits) <= 20 and INT64_MIN <= (value := int(digits)) <= UINT64_MAX:
         return value
     raise _unparsable("the body has an integer beyond 64 bits")

@@ -30,7 +30,7 @@ Transport = Literal["json_rpc", "http_json", "grpc"]
 TRANSPORTS: Final[tuple[Transport, ...]] = get_args(Transport)
 BASE_PATH: Final = r"(/[A-Za-z0-9_~-][A-Za-z0-9_.~-]*)+"  # readers differ on segments that begin with a dot
 MAX_BASE_PATH: Final = 256
-# First segments of paths that no agent can have: the sidecar's own, and those that CONTRACT 5 reserves.
+# First segments of paths that no agent can have: the sidecar's own, and reserved ones.
 OURS: Final = frozenset(
     {"mcp", "agents", "a2a", "api", "livez", "readyz", "metrics", "status", "access", "ext-authz", "console"}
 )

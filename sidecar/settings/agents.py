@@ -1,5 +1,4 @@
-"""Settings of CLI-program agents: AgentConfiguration of the original data models. No request defines a program (threats
-X1)."""
+"""Settings of CLI-program agents: AgentConfiguration of the original data models. No request defines a program."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -83,7 +82,7 @@ def _pattern(text: str) -> str:
 
 @lru_cache(maxsize=256)
 def _matcher(pattern: str) -> Any:
-    """Compiles a matcher that matches whole values in linear time (threats X2). Raises ValueError."""
+    """Compiles a matcher that matches whole values in linear time. Raises ValueError."""
     import jsonschema_rs  # only if an agent has a pattern
 
     schema = {"type": "string", "pattern": f"^(?:{pattern})$"}  # as in JSON Schema, $ is the very end

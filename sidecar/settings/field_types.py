@@ -287,7 +287,7 @@ def listed(value: object) -> object:
 
 
 SLUG = r"[a-z0-9]+(-[a-z0-9]+)*"
-PRINCIPAL_ID = r"[!#-&(-)+\--_a-{}~`]{1,256}"  # CONTRACT 1.1: printable ASCII without blanks, quotes, commas, | and *
+PRINCIPAL_ID = r"[!#-&(-)+\--_a-{}~`]{1,256}"  # printable ASCII without blanks, quotes, commas, | and *
 _NHI = re.compile(f"nhi:{PRINCIPAL_ID}")
 _CALLER = re.compile(f"(?:nhi|user):{PRINCIPAL_ID}")
 

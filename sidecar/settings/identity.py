@@ -25,7 +25,7 @@ from sidecar.settings.field_types import (
 from sidecar.settings.validation_errors import Finding, reject, reject_any
 
 Algorithm = Literal["RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"]
-"""Asymmetric only: with a shared secret, every verifier could issue tokens (threats A1)."""
+"""Asymmetric only: with a shared secret, every verifier could issue tokens."""
 ALGORITHMS: frozenset[str] = frozenset(get_args(Algorithm))
 
 KEYS_OF_PRESET: Mapping[str, str] = {
@@ -332,7 +332,7 @@ class IdentitySettings(Section):
     """Maximum lifetime of a token (`exp` - `iat`). A token with a longer lifetime is refused."""
 
     def _faults(self) -> Iterator[Finding]:
-        """Checks that no issuer can mint names of another (CONTRACT 1.1)."""
+        """Checks that no issuer can mint names of another."""
         names = Counter(issuer.issuer for issuer in self.issuers)
         spaces = Counter(issuer.namespace for issuer in self.issuers)
         domains = Counter(one.spiffe.trust_domain for one in self.issuers if one.spiffe and one.preset == "spiffe")

@@ -175,7 +175,7 @@ class PolicySourceSettings(Section):
 
 DAY_S = 86_400
 MAX_SHADOW_S = 30 * DAY_S
-"""Shadow mode must end, because no policy is enforced in it (CONTRACT 4)."""
+"""Shadow mode must end, because no policy is enforced in it."""
 
 
 class PolicyScope(Section):

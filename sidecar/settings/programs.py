@@ -12,7 +12,7 @@ from sidecar.errors import Fault, SettingsError, fault_in
 from sidecar.settings.yaml_document import read_bytes
 
 # Programs need these to find executables, home and temporary folders, and the language. They hold no secrets. All other
-# variables must be set in the settings of the program (threats X3).
+# variables must be set in the settings of the program.
 INHERITED: Final = ("PATH", "HOME", "LANG", "TMPDIR")
 MAX_BYTES: Final = 64 * 1024
 _ASSIGNMENT = re.compile(

@@ -1,5 +1,4 @@
-"""Reads, checks and creates secrets. One that can be guessed, or that others can read, stops the start (threats
-A12)."""
+"""Reads, checks and creates secrets. One that can be guessed, or that others can read, stops the start."""
 
 import os
 import re

@@ -26,7 +26,7 @@ StoreKind = Literal["memory", "redis", "unix", "sentinel", "cluster"]
 
 MAX_NODES = 16
 DEADLINE_S = 0.08
-"""For one request to the store. CONTRACT 9 promises callers a refusal within 100 ms while the store is unavailable."""
+"""For one request to the store: while it is unavailable, callers are refused within 100 ms."""
 _SHAPES: dict[StoreKind, str] = {
     "memory": "memory://",
     "redis": "redis://host:6379/0",

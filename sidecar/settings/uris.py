@@ -68,7 +68,7 @@ _NUMERIC_HOST = re.compile(r"(?:.*\.)?(?:[0-9]+|0x[0-9a-f]*)\Z")
 
 
 def fault_in_uri(uri: str) -> str:
-    """Why a resource URI or URI template is malformed, or "" (CONTRACT 1.2: checked before policy)."""
+    """Why a resource URI or URI template is malformed, or "". Policy sees only well-formed ones."""
     if not _URI.match(uri):
         return f"must be an absolute URI of at most {MAX_URI_CHARS:,} printable ASCII characters"
     if "\\" in uri or _STRAY_PERCENT.search(uri):

@@ -1,7 +1,7 @@
 """Records who owns each task at an upstream.
 
-Every access to a task, by MCP and by A2A, uses `TaskOwners` (threats G1). A record has the chain that may use the task
-and the policy question for its use, but not the task's arguments, progress or result.
+Every access to a task, by MCP and by A2A, uses `TaskOwners`. A record has the chain that may use the task and the
+policy question for its use, but not the task's arguments, progress or result.
 
 A task belongs to the chain that created it, never to a session, a connection or a token. Another caller's task and an
 unknown task get the same refusal.
@@ -114,7 +114,7 @@ class TaskOwners:
         """Returns the records of those tasks that are the caller's, by id. Raises Refusal(STORE_UNAVAILABLE)."""
         asked = [task_id for task_id in dict.fromkeys(task_ids) if 0 < len(task_id) <= MAX_ID_CHARS]
         if caller.is_anonymous or not asked:
-            return {}  # all anonymous callers look the same: a task of one would belong to all of them (threats G2)
+            return {}  # all anonymous callers look the same: a task of one would belong to all of them
         found = await self._found(namespace, server, asked)
         return {record.task_id: record for record in found if record.owner == caller.binding}
 

@@ -1,5 +1,4 @@
-"""Bounds each caller's share of an upstream. Calls beyond the share wait only for the same caller's calls (threats
-D3)."""
+"""Bounds each caller's share of an upstream. Calls beyond the share wait only for the same caller's calls."""
 
 from __future__ import annotations
 

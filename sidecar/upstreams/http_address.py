@@ -1,8 +1,7 @@
 """Sends requests to one HTTP address of an upstream, with its credential.
 
-No header of the caller's request is copied, and its credential only if the operator configured that (CONTRACT 1.1,
-invariant I5). Every failure becomes a refusal. None is retried, because the upstream may have executed an unanswered
-request.
+No header of the caller's request is copied, and its credential only if the operator configured that. Every failure
+becomes a refusal. None is retried, because the upstream may have executed an unanswered request.
 """
 
 from __future__ import annotations
@@ -34,8 +33,8 @@ from sidecar.http.client import (
 from sidecar.upstreams.credentials.source import NO_CREDENTIAL, CredentialSource, Header
 from sidecar.vocabulary import Caller
 
-# Streams that stay open have connections of their own: callers that listen never delay another caller's call (threats
-# D3). `settings.streams` bounds them at their opening; this is a last bound.
+# Streams that stay open have connections of their own: callers that listen never delay another caller's call.
+# `settings.streams` bounds them at their opening; this is a last bound.
 MAX_STREAMS: Final = 65_536
 CONNECT_S: Final = 5.0  # the maximum time to open a connection
 

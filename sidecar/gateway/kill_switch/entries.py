@@ -15,10 +15,10 @@ from sidecar.policy.patterns import WILDCARD, glob
 from sidecar.vocabulary import Call, Chain
 
 MAX_REASON_CHARS = 500
-_NAME = re.compile(r"(user|nhi):[!#-&(-)+\--{}~]{1,256}")  # CONTRACT 1.1
+_NAME = re.compile(r"(user|nhi):[!#-&(-)+\--{}~]{1,256}")  # printable ASCII without blanks, quotes, commas, | and *
 _PATTERN = re.compile(r"(user|nhi):[!#-&(-+\--{}~]{1,256}")
 
-_OBJECT = re.compile(r"mcp:[a-z0-9-]{1,64}|tool:[a-z0-9-]{1,64}/[A-Za-z0-9_.\-/]{1,128}")  # CONTRACT 1.2
+_OBJECT = re.compile(r"mcp:[a-z0-9-]{1,64}|tool:[a-z0-9-]{1,64}/[A-Za-z0-9_.\-/]{1,128}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Sends requests to addresses that callers chose, after checking them (threats N1).
+"""Sends requests to addresses that callers chose, after checking them.
 
 The URL of a callback is checked when it is named, and again before each request:
 

@@ -54,7 +54,7 @@ _OURS = frozenset(
     {"host", "content-length", "transfer-encoding", "connection", "accept-encoding", "te", "trailer", "upgrade",
      "keep-alive", "expect", "cookie", "proxy-connection", "proxy-authorization"}
 )  # fmt: skip
-# If one of these is repeated, it is ambiguous which line applies (threats H4, H10).
+# If one of these is repeated, it is ambiguous which line applies.
 _ONCE = frozenset(
     {"content-type", "content-length", "transfer-encoding", "content-encoding", "content-range", "location",
      "mcp-session-id", "mcp-protocol-version", "retry-after", "keep-alive"}
@@ -292,7 +292,7 @@ def _joined(lines: Sequence[str]) -> dict[str, str]:
     for line in lines:
         name, _, value = line.partition(":")
         name, value = name.lower(), value.strip(" \t")
-        if name == "set-cookie":  # cookies are dropped in both directions (threat H11)
+        if name == "set-cookie":  # cookies are dropped in both directions
             continue
         if name in headers:
             if name in _ONCE:

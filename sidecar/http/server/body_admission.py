@@ -3,8 +3,8 @@
 The cost of a body is estimated before it is parsed, from its bytes and the values that it may hold. Nearly all are
 small and continue at once. Large ones wait in their principal's queue, then in a queue for all principals; each queue
 has a share of the loop. A body whose sender leaves while it waits uses none of it. Waiting and slowly arriving bodies
-use memory, which is bounded in total and for each principal (threats D5); a body without memory is refused like one
-that would wait too long.
+use memory, which is bounded in total and for each principal; a body without memory is refused like one that would wait
+too long.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Opens listeners, and bounds their connections and deadlines.
 
-Extends aiohttp's server with bounds that it lacks: a deadline for each head (threats D1), a limit on connections
+Extends aiohttp's server with bounds that it lacks: a deadline for each head, a limit on connections
 (`connection_limits.py`), and a single path for all answers, so that even a malformed request line gets an audit record.
 """
 
@@ -46,7 +46,7 @@ HandleBroken = Callable[[str, int], Coroutine[Any, Any, web.StreamResponse]]
 IsStale = Callable[[ShownCertificate], bool]
 """Reports whether the certificate shown in a connection's handshake is no longer valid."""
 
-MAX_HEADERS = 64  # threats D5
+MAX_HEADERS = 64
 MAX_FIELD_BYTES = 16 * 1024  # a token of 8 KiB fits, which some identity providers issue
 MAX_LINE_BYTES = 4 * 1024
 LINGER_S = 2.0  # how long the rest of a refused body is read, so that its sender receives the refusal
@@ -58,7 +58,7 @@ PROBE_HEAD_S = 1.0
 MAX_HEADS = 4  # learned from a connection that never repeats one
 SLICE_BYTES = 8 * 1024  # parsed at once: in chunks of one byte that takes half a millisecond
 END_BYTES = len(PLAIN_END)
-MIN_TAKEN_BYTES = 64 * 1024  # of a waiting answer, which a caller must read within the reading time (threats D4)
+MIN_TAKEN_BYTES = 64 * 1024  # of a waiting answer, which a caller must read within the reading time
 
 
 class GaveWay(Exception):
@@ -502,7 +502,7 @@ class Server(web.Server):
         return response
 
     def bound_unread(self) -> None:
-        """Bounds the unread data of all slow readers: the connection that reads slowest is closed (threats D4)."""
+        """Bounds the unread data of all slow readers: the connection that reads slowest is closed."""
         excess = sum(one.unread_bytes for one in self.slow_readers) - self.patience.max_unread_bytes
         while excess > 0 and self.slow_readers:
             # among those that read nothing, the first
@@ -581,7 +581,7 @@ def open_listener(address: ListenAddress | UnixAddress) -> Listener:
 
 
 def check_fast_parser() -> None:
-    """Raises RuntimeError if aiohttp uses its pure-Python parser, which is laxer than the C one (threats H1)."""
+    """Raises RuntimeError if aiohttp uses its pure-Python parser, which is laxer than the C one."""
     if "_http_parser" not in HttpRequestParser.__module__:
         raise RuntimeError(
             "aiohttp's C parser is missing: install aiohttp from a wheel, or build it with its extensions"

@@ -1,7 +1,7 @@
 """Limits open streams, in total and for each caller.
 
-Streams use no quota, so they have a separate bound: a caller that opens thousands does not block others (threats S10).
-A refused caller receives a randomized time to retry.
+Streams use no quota, so they have a separate bound: a caller that opens thousands does not block others. A refused
+caller receives a randomized time to retry.
 """
 
 from __future__ import annotations

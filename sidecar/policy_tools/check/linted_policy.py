@@ -20,11 +20,11 @@ from sidecar.policy_tools.diff.rules import is_shipped
 from sidecar.vocabulary import DELEGATE, PermissionKind, RuleRef
 
 AGENTS = (PermissionKind.USER_TO_NHI, PermissionKind.NHI_TO_NHI)
-# CONTRACT 1.2, 1.3: the subjects and objects in questions of each kind
+# the subjects and objects in questions of each kind
 KINDS_ASKED: Mapping[PermissionKind, tuple[frozenset[str], frozenset[str]]] = {
     kind: (frozenset(SUBJECTS[kind]) - {"role"}, frozenset(OBJECTS[kind]) - {"set"}) for kind in PermissionKind
 }
-# CONTRACT 1.4: the actions on agents; all other known actions are on an MCP server as a whole
+# the actions on agents; all other known actions are on an MCP server as a whole
 _OF_AGENTS = frozenset(
     action for action in ACTIONS if action.startswith(("message/", "tasks/", "push/", "card/")) or action == "delegate"
 )

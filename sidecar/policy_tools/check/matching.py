@@ -21,7 +21,7 @@ _THINGS = {"tool": "tool", "prompt": "prompt", "resource": "resource", "nhi": "a
 _ALL_CALLERS = {"*": "every identified caller", "user:*": "every user", "nhi:*": "every NHI"}
 _ANONYMOUS = "only upstreams that say `anonymous: true` have such callers"
 DAY_S = 86_400
-SHADOW_DAYS = 30  # CONTRACT 4: the maximum duration of `mode: shadow`
+SHADOW_DAYS = 30  # the maximum duration of `mode: shadow`
 
 
 def never_asked(policy: LintedPolicy) -> Iterator[PolicyFinding]:

@@ -1,6 +1,6 @@
 """Builds suggestions, cites their records, and names their roles, sets and rules by the common part of their members.
 
-It uses no name of the present policy, and no slash in a role's name, because tokens grant such roles (CONTRACT 1.1).
+It uses no name of the present policy, and no slash in a role's name, because tokens grant such roles.
 """
 
 import re
@@ -19,7 +19,7 @@ from sidecar.vocabulary import ANONYMOUS, PermissionKind
 
 SUGGESTED = "suggested"
 _MAX_STEM = 48
-_MAX_ID = 128  # from the grammar of rule ids; CONTRACT 2.1 has no bound
+_MAX_ID = 128  # from the grammar of rule ids
 _MEMBERS = {"nhi": "agents", "user": "users"}
 _THINGS = {"tool": "tools", "prompt": "prompts", "resource": "resources", "nhi": "agents"}
 _NOT_IN_AN_ID = re.compile(r"[^A-Za-z0-9._\-]+")

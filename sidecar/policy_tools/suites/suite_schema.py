@@ -235,7 +235,7 @@ class WrittenTest(Section):
 
     @property
     def session(self) -> bool:
-        """Whether it is a session call, which any grant on a server allows (CONTRACT 1.4)."""
+        """Whether it is a session call, which any grant on a server allows."""
         return self.action in _SESSION
 
     def asked(self) -> Question:

@@ -2,7 +2,7 @@
 
 *Session revisions* (2024-11-05 to 2025-11-25) open with `initialize` and use an `Mcp-Session-Id`; *stateless revisions*
 (2026-07-28) name the revision in every body and mirror method, name and some arguments in headers. Decisions use the
-body, and the forwarded headers are made from it (threats P13, P14).
+body, and the forwarded headers are made from it.
 """
 
 from __future__ import annotations
@@ -99,8 +99,7 @@ def speaks_stateless(headers: Headers, envelope: object) -> bool:
 
 
 def check_routing(headers: Headers, message: Request | Notification) -> None:
-    """Stateless revisions: the mirrored headers must be present, once, and equal to the body (MCP 2026-07-28, threats
-    P13)."""
+    """Stateless revisions: the mirrored headers must be present, once, and equal to the body (MCP 2026-07-28)."""
     method, lines = message.method, headers.get("mcp-method", ())
     if lines != (method,):
         raise _ambiguous("Mcp-Method") if len(lines) > 1 else _mismatch("Mcp-Method does not match the body's method")

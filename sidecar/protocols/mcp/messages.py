@@ -1,7 +1,6 @@
 """Describes the methods of MCP: the policy questions of each, and its possible results.
 
-The table `METHODS` is CONTRACT 1.4. A method that is not in it is refused. `eras.py` determines the revision of a
-message.
+A method that is not in the table `METHODS` is refused. `eras.py` determines the revision of a message.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from sidecar.protocols.mcp.task_messages import RELATED_TASK
 from sidecar.settings.uris import fault_in_uri, normal_uri
 from sidecar.vocabulary import Call, Question
 
-NAME = re.compile(r"[A-Za-z0-9_.\-/]{1,128}\Z")  # CONTRACT 1.2
+NAME = re.compile(r"[A-Za-z0-9_.\-/]{1,128}\Z")
 NAME_GRAMMAR = "1 to 128 characters of A-Z a-z 0-9 _ . - /"
 MAX_SHOWN_CHARS = 128  # of an invalid name, in reports
 MAX_UNNAMED = 100  # of one list, for operators
@@ -44,7 +43,7 @@ MAX_ASKED_AT_ONCE = 64  # requests of one result to its client; as many as a ses
 
 
 def call_from(message: Request | Notification, era: Era, version: str, server: str) -> Call:
-    """The call of a message, with its questions (CONTRACT 1.4). Raises Refusal: MALFORMED_CALL, METHOD_UNKNOWN."""
+    """The call of a message, with its questions. Raises Refusal: MALFORMED_CALL, METHOD_UNKNOWN."""
     if isinstance(message, Request):
         (request_id, name, params), table = message, METHODS
     else:

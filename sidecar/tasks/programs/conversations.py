@@ -1,8 +1,7 @@
 """Holds the processes of conversations, and ends them when they are idle.
 
-A process belongs to one owner and one context and serves no other (threats X6); its turns never overlap. The next turn
-after its end starts a new process and begins with the reason. Without conversations, each order has a process of its
-own.
+A process belongs to one owner and one context and serves no other; its turns never overlap. The next turn after its end
+starts a new process and begins with the reason. Without conversations, each order has a process of its own.
 """
 
 import asyncio

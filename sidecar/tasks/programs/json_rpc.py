@@ -44,7 +44,7 @@ from sidecar.tasks.programs.attempt import (
 )
 from sidecar.tasks.programs.run_record import Category, Failure
 
-MAX_LINE_BYTES: Final = 4 * 2**20  # threats X5; longer output must be split
+MAX_LINE_BYTES: Final = 4 * 2**20  # longer output must be split
 EACH_BYTES: Final = 16  # a message counts for at least this, because many empty ones are work too
 MAX_ARTIFACTS: Final = 1_000  # different ones per turn; each is searched for among the others, here and by clients
 MAX_NOISE: Final = 1_000  # lines per turn that are not JSON-RPC: a banner is skipped, a log is not

@@ -1,7 +1,7 @@
 """Removes control sequences and secrets from a program's output as it streams.
 
-Takes bytes in chunks and returns text without terminal control sequences (threats X8), with secret values replaced. The
-result does not depend on where chunks begin: at most the beginning of a character, a secret or a sequence is held back.
+Takes bytes in chunks and returns text without terminal control sequences, with secret values replaced. The result does
+not depend on where chunks begin: at most the beginning of a character, a secret or a sequence is held back.
 """
 
 import codecs

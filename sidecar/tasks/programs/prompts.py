@@ -1,7 +1,7 @@
 """Reads a prompt and the chosen arguments from a message.
 
 Text, and files that are text, form the prompt, in order. A data part that is an object with any of these members sets
-options of the call instead; only what `per_call` allows is accepted (threats X1, X2):
+options of the call instead; only what `per_call` allows is accepted:
 
     prompt              more text
     parameters          values of options, by name, with or without dashes

@@ -26,7 +26,7 @@ from sidecar.upstreams.health import ProbeAnswer
 from sidecar.upstreams.http_address import HttpAddress
 from sidecar.upstreams.upstream_account import UpstreamAccount
 
-TOKEN_TTL_S: Final = 120.0  # the default lifetime of tokens for agents; CONTRACT: at most five minutes
+TOKEN_TTL_S: Final = 120.0  # the default lifetime of tokens for agents
 
 
 class AgentCards(Protocol):

@@ -89,7 +89,7 @@ class GrpcAgent:
     async def listen(self, outgoing: OutgoingOperation) -> AgentEvents | AgentError:
         version = self._version()
         path, body, metadata, shown, _ = await self._written(outgoing, version)
-        # Never a connection of calls: an agent accepts a limited number of streams on each (threats D3).
+        # Never a connection of calls: an agent accepts a limited number of streams on each.
         channel = next((one for one, held in self._streams.items() if held < STREAMS_EACH), None) or self._opened()
         self._streams.setdefault(channel, 0)
         method: aio.UnaryStreamMultiCallable[bytes, bytes] = channel.unary_stream(path)

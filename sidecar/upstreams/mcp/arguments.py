@@ -7,7 +7,7 @@ linear-time patterns, no retrieval.
 
     bound                                  why
     64 KiB, 64 levels, 64 patterns         compiling is work, and patterns are memory
-    10,000 subschemas with refs unfolded   `allOf: [ref, ref]` doubles at each level (threat C3)
+    10,000 subschemas with refs unfolded   `allOf: [ref, ref]` doubles at each level
     subschemas x values of one call        what one call may cost; about 10 ns for each pair
     explaining only if it is cheap         the engine validates at once, but collects errors branch by branch
 
@@ -78,9 +78,9 @@ class SchemaRefused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """The place where arguments violate the schema: a JSON Pointer (RFC 6901) and the keyword, never the value (threat
-    C5). Two keywords are the sidecar's own: `too-much-work` (nothing was checked) and `schema` (refused, too expensive
-    to locate)."""
+    """The place where arguments violate the schema: a JSON Pointer (RFC 6901) and the keyword, never the value. Two
+    keywords are the sidecar's own: `too-much-work` (nothing was checked) and `schema` (refused, too expensive to
+    locate)."""
 
     pointer: str
     keyword: str

@@ -1,8 +1,7 @@
 """Holds connections to servers that use a stream: programs on pipes, HTTP+SSE servers.
 
 Unless the operator configures a shared program, each session has its own program, and so has each stateless caller
-while it is active: state at such a server is then the caller's own (threats X6). The sidecar is a caller like any
-other.
+while it is active: state at such a server is then the caller's own. The sidecar is a caller like any other.
 
     exchange ──▶ known session        its line
                  unknown session      404, so that the client begins again

@@ -1,5 +1,4 @@
-"""Lists an upstream's tools in a conversation of the sidecar's own, of any revision, that no caller shares (threat
-S4)."""
+"""Lists an upstream's tools in a conversation of the sidecar's own, of any revision, that no caller shares."""
 
 from __future__ import annotations
 
@@ -272,8 +271,7 @@ class OwnConversation:
     async def _call(self, method: str, params: dict[str, Any], within_s: float | None = None) -> _Reply:
         request = self._request(method, params)
         with await self._send(request, within_s) as answer:
-            # It may be as large as an answer to a caller, but not larger: a parser blocks all other tasks (threats
-            # I11).
+            # It may be as large as an answer to a caller, but not larger: a parser blocks all other tasks.
             within_s = within_s or self.upstream.timeout_s
             body, response = await whole_answer(answer, request.id, self.upstream, within_s)
         self._left_bytes -= len(body)

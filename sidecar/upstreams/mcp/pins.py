@@ -1,8 +1,8 @@
 """Compares tools with their pinned definitions.
 
-A server may show one description when it is reviewed and another afterwards (threat L6). A pin is a SHA-256 over the
-RFC 8785 form of the members that a model or a client uses, in every spelling, because some clients ignore the case
-of keys. An absent member is omitted, so absent and `null` differ. Other members (`icons`, `_meta`) may change.
+A server may show one description when it is reviewed and another afterwards. A pin is a SHA-256 over the RFC 8785 form
+of the members that a model or a client uses, in every spelling, because some clients ignore the case of keys. An absent
+member is omitted, so absent and `null` differ. Other members (`icons`, `_meta`) may change.
 
     setting          without pins of the server                   with pins
     (none)           as `warn`                                    as `require`

@@ -2,7 +2,7 @@
 
 A session of a session revision (MCP 2024-11-05 to 2025-11-25) is the sidecar's: a random id, bound to the whole chain
 and the server, mapped to one upstream session or, at `/mcp`, one at each server. It never identifies a caller: every
-request is authenticated again, and another chain's session is treated as unknown (threats S1-S6, S9, S10).
+request is authenticated again, and another chain's session is treated as unknown.
 """
 
 from __future__ import annotations
@@ -110,8 +110,7 @@ class Session:
 
     def open_stream(self, close: Callable[[], None]) -> None:
         """Adds a stream; `close` ends it. Beyond MAX_STREAMS the oldest is closed: its reader is the most likely to
-        have disconnected, and a client that reconnects is not refused (threats S10). Raises
-        Refusal(SESSION_UNKNOWN)."""
+        have disconnected, and a client that reconnects is not refused. Raises Refusal(SESSION_UNKNOWN)."""
         if self.ended:
             raise Refusal(Reason.SESSION_UNKNOWN)
         if len(self.streams) >= MAX_STREAMS:

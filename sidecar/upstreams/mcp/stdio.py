@@ -20,7 +20,7 @@ from sidecar.upstreams.mcp.line_sessions import LineTransport
 from sidecar.upstreams.processes.launcher import Process, Processes, Program, StartFailed
 from sidecar.vocabulary import Caller
 
-# Input for a program that does not read is buffered up to here, and then refused (threats X5).
+# Input for a program that does not read is buffered up to here, and then refused.
 MAX_UNREAD_BYTES: Final = 8 * 2**20
 ENVELOPE_BYTES: Final = 64 * 1024  # the size around an answer's body in its line
 MAX_TAIL_LINES, MAX_TAIL_CHARS = 100, 400
@@ -35,8 +35,7 @@ log = logging.getLogger("sidecar.stdio")
 
 
 class StderrLines:
-    """The last lines of the error output of an upstream's programs, made safe: control characters are escaped (threats
-    X8)."""
+    """The last lines of the error output of an upstream's programs, made safe: control characters are escaped."""
 
     def __init__(self) -> None:
         self._lines: deque[str] = deque(maxlen=MAX_TAIL_LINES)

@@ -1,4 +1,4 @@
-"""One tool of an upstream's list: its compiled schema, or why it is quarantined (report BL-010)."""
+"""One tool of an upstream's list: its compiled schema, or why it is quarantined."""
 
 from __future__ import annotations
 
@@ -48,16 +48,15 @@ class Tool:
 def tools_from(
     entries: Sequence[object], known: Mapping[str, Tool], *, refuse_hidden: bool = False, checks_output: bool = False
 ) -> dict[str, Tool]:
-    """Returns the tools of a list, by name, without entries that no call can name (CONTRACT 1.2). Unchanged ones are
-    taken from `known`, because compiling is expensive. With `refuse_hidden`, a tool with hidden characters is
-    quarantined."""
+    """Returns the tools of a list, by name, without entries that no call can name. Unchanged ones are taken from
+    `known`, because compiling is expensive. With `refuse_hidden`, a tool with hidden characters is quarantined."""
     tools: dict[str, Tool] = {}
     patterns = 0
     for entry in entries:
         name = entry.get("name") if isinstance(entry, dict) else None
         if not isinstance(entry, dict) or not isinstance(name, str) or not NAME.fullmatch(name):
             continue
-        if name in tools:  # whichever is chosen, the upstream might run the other one (threat L5)
+        if name in tools:  # whichever is chosen, the upstream might run the other one
             tools[name] = Tool(name, None, "the tool is listed twice")
             continue
         output = entry.get("outputSchema") if checks_output else None

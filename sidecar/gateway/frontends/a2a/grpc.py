@@ -1,9 +1,9 @@
 """Serves A2A over gRPC.
 
-One handler serves every method of both versions, unary and streaming (threats G4). Each call becomes a request like any
-other and passes `gateway/pipeline.py`; only its encoding differs: Protocol Buffers, and gRPC's own status in place of
-HTTP's. The port, the tenant (1.0) or the authority identifies the agent. A proxy passes the authority in a header
-because grpc does not expose it. If there is only one agent, it is the default.
+One handler serves every method of both versions, unary and streaming. Each call becomes a request like any other and
+passes `gateway/pipeline.py`; only its encoding differs: Protocol Buffers, and gRPC's own status in place of HTTP's. The
+port, the tenant (1.0) or the authority identifies the agent. A proxy passes the authority in a header because grpc does
+not expose it. If there is only one agent, it is the default.
 
 `frontends/grpc_listener.py` has the parts that all services of the listener share.
 """

@@ -208,7 +208,7 @@ def _operate(
         skill = skill_in(params)  # the audit record names it
     asked = (f"nhi:{agent}", operation.action, "", skill, _asked(params, push), metadata)
     questions: tuple[Question, ...] = (_new(Question, asked),)
-    if push:  # a configuration inside a send is authorized like a call of its own (CONTRACT 1.4)
+    if push:  # a configuration inside a send is authorized like a call of its own
         questions += (questions[0]._replace(action=operations.PUSH_SET.action),)
     sends = operation is SEND or operation is STREAM
     tasks = _tasks_of_message(message, push) if sends else _tasks_in(operation, params)
@@ -249,8 +249,8 @@ def push_in(params: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _asked(params: Mapping[str, Any], push: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the parameters as conditions and audit records see them (CONTRACT 7). Equal calls have equal parameters,
-    so the message's own id and the credentials of push configurations are removed. The tenant stays: an agent may act
+    """Returns the parameters as conditions and audit records see them. Equal calls have equal parameters, so the
+    message's own id and the credentials of push configurations are removed. The tenant stays: an agent may act
     differently for each."""
     shown = {**params}
     if "message" in shown:

@@ -1,8 +1,8 @@
 """Writes answers and refusals in the caller's version and binding.
 
 Each binding has one `ResponseWriter`. Results and an agent's errors come in canonical form; refusals are mapped by the
-table below (CONTRACT 6). JSON-RPC carries errors that A2A and JSON-RPC define in HTTP 200, as the official SDK does;
-errors that only HTTP defines have their own status.
+table below. JSON-RPC carries errors that A2A and JSON-RPC define in HTTP 200, as the official SDK does; errors that
+only HTTP defines have their own status.
 """
 
 from __future__ import annotations

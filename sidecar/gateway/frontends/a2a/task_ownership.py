@@ -3,7 +3,7 @@
 Before a call is sent, every task that it names must belong to its caller. Its context must belong to the caller, or is
 claimed for the caller under an id that no other owner has (`context_ids.py`). Before an answer reaches the caller,
 every task in it must belong to the caller, and the owner of a new one is recorded. A task of another owner and an
-unknown task are answered alike (threats G1-G3).
+unknown task are answered alike.
 
 A task whose first message waited for approval has an id of the sidecar (`approval_wait.py`), which does not change.
 Operations are sent with the agent's id, and answers show the sidecar's.
@@ -58,7 +58,7 @@ class TaskOwnership:
     each tenant separately, and the same id would be another owner's task there.
 
     Tasks of `anonymous` are answered in the call that begins them and have no owner: no record is stored, so no other
-    anonymous caller can query or continue them (threats G2).
+    anonymous caller can query or continue them.
     """
 
     mine: Mapping[str, OwnerRecord] = _NONE

@@ -28,7 +28,7 @@ from sidecar.settings.uris import fault_in_uri
 SEPARATOR: Final = "__"
 SCHEME: Final = "sidecar://"
 UI_SCHEME: Final = "ui://"  # of MCP Apps (SEP-1865); unchanged so that hosts recognize pages
-MAX_NAME_CHARS: Final = 128  # of the whole name (CONTRACT 1.2)
+MAX_NAME_CHARS: Final = 128  # of the whole name
 SERVER_META: Final = "sidecar/server"
 _SERVER = re.compile(r"[a-z0-9]+(?:-[a-z0-9]+)*\Z")
 _EXPRESSION = re.compile(r"(\{[^{}]*\})")
