@@ -5,6 +5,7 @@ import re
 import secrets
 import stat
 from collections.abc import Callable
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Literal
@@ -89,17 +90,15 @@ def keep_once(path: Path, content: bytes) -> None:
     A sidecar that is killed leaves no incomplete file at `path`. Raises OSError."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     aside = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
-    descriptor = os.open(aside, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
     try:
-        os.write(descriptor, content)
-        os.fsync(descriptor)
-        try:
+        with os.fdopen(os.open(aside, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        with suppress(FileExistsError):  # another process was first; its content is used
             os.link(aside, path)
-        except FileExistsError:
-            pass  # another process was first; its content is used
     finally:
-        os.close(descriptor)
-        aside.unlink()
+        aside.unlink(missing_ok=True)
 
 
 def make_hex_key(path: Path, entropy: Callable[[int], bytes]) -> None:
@@ -119,10 +118,10 @@ def read_hex_key(path: Path, what: str, code: str, *, strong: bool = True) -> by
     ) -> SettingsError:
         return SettingsError([fault_in(path, f"{what} {message}", code=code, hint=hint)])
 
+    if not stat.S_ISREG(path.stat().st_mode):  # before it is opened, which waits for the writer of a pipe
+        raise unusable("is not a regular file")
     with path.open("rb") as file:
         mode = os.fstat(file.fileno()).st_mode
-        if not stat.S_ISREG(mode):
-            raise unusable("is not a regular file")
         if mode & OPEN_TO_OTHERS:
             raise unusable(f"can be read by others (mode {stat.S_IMODE(mode):04o})", f"chmod 600 {path}")
         raw = file.read(MAX_BYTES)

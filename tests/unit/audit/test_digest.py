@@ -186,7 +186,7 @@ def test_what_is_no_key_is_refused_and_never_shown(tmp_path: Path, content: byte
 
 
 def test_a_folder_in_place_of_a_key_is_the_operators_error(tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match="cannot be used"):
+    with pytest.raises(SettingsError, match="is not a regular file"):
         load_or_make_key(tmp_path)
 
 

@@ -3,13 +3,16 @@
 import os
 import secrets
 import stat
+import subprocess
+import sys
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from sidecar.errors import SettingsError
-from sidecar.settings.secrets import Whose, check_private, keep_once, read_secret, weakness_of
+from sidecar.settings.secrets import Whose, check_private, keep_once, read_hex_key, read_secret, weakness_of
 from tests.tables import tables
 
 STRONG = secrets.token_hex(32)
@@ -78,3 +81,21 @@ def test_what_is_made_once_is_whole_and_nobody_stands_in_its_way(tmp_path: Path)
     assert len(content) == 1000 and len(set(content)) == 1
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert sorted(found.name for found in (tmp_path / "keys").iterdir()) == [f".a.key.{os.getpid()}", "a.key"]
+
+
+def test_a_file_that_cannot_be_written_whole_is_not_made(tmp_path: Path) -> None:
+    program = (
+        "import resource; from pathlib import Path; from sidecar.settings.secrets import keep_once\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (10, 10))\n"
+        "keep_once(Path('key'), b'a' * 65)"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True)
+    assert "OSError: [Errno 27] File too large" in ended.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
+def test_a_key_is_a_regular_file(tmp_path: Path, make: Callable[[Path], None]) -> None:
+    make(tmp_path / "key")
+    with pytest.raises(SettingsError, match="is not a regular file"):
+        read_hex_key(tmp_path / "key", "the key", "S120")
