@@ -19,10 +19,10 @@ from sidecar.observability.worker_series import WorkerSeries, merged, merged_pro
 
 
 class Exposition:
-    """The families of all tables, and of the process."""
+    """The metric families of all tables, of the workers, and of the process."""
 
     def __init__(self, tables: Sequence[SeriesTable], before: Mapping[str, float]) -> None:
-        """`before` are the counters of processes that this one replaced."""
+        """`before` are the counters of the worker processes that this one replaced, by the name of their family."""
         self._tables, self._before = tables, before
 
     def series(self) -> WorkerSeries:
@@ -30,7 +30,7 @@ class Exposition:
         return series_of(self._tables, self._before)
 
     def collect(self, others: Sequence[WorkerSeries] | None = None) -> Iterator[Metric]:
-        """Yields every family of the sidecar, with the numbers of the other workers if there are any."""
+        """Yields every family of the sidecar, with the numbers of `others`, the other workers, added."""
         tables = [merged(table, others) for table in self._tables] if others else self._tables
         for table in tables:
             yield _family(table)
@@ -51,8 +51,8 @@ class Exposition:
         yield workers
 
     def render(self, accept: str, others: Sequence[WorkerSeries] | None = None) -> tuple[str, bytes]:
-        """Returns content type and body: OpenMetrics 1.0 if it is accepted, otherwise text format 0.0.4. `others` are
-        the numbers of the other workers, None if there cannot be any."""
+        """Returns content type and body: OpenMetrics 1.0 if the `Accept` header names it, otherwise text format 0.0.4.
+        `others` are the numbers of the other workers; None if the sidecar has one process."""
         registry = CollectorRegistry(auto_describe=False)
         of_process = process_families() if others is None else merged_process(self._before, others)
         registry.register(_Collected([*self.collect(others), *of_process]))

@@ -1,6 +1,6 @@
 """Formats the operator's log as JSON lines or as text, and writes request lines from a separate thread.
 
-Fields may come from callers: none of their characters ends a line or controls a terminal.
+Fields may come from callers: characters that would end a line or control a terminal are escaped.
 """
 
 import json
@@ -21,7 +21,7 @@ from sidecar.protocols.hidden_characters import revealed
 
 LogFormat = Literal["json", "text"]
 MAX_WAITING: Final = 10_000  # lines of requests, about 1 KB each
-TOGETHER_S: Final = 0.05
+TOGETHER_S: Final = 0.05  # for which the thread waits once the queue is empty
 _OWN: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime"}
 _INDENT: Final = "\n    "
 
@@ -31,7 +31,7 @@ REQUESTS: Final = logging.getLogger("sidecar.request")
 
 def begin_logging(format_: LogFormat, worker: str = "") -> None:
     """Writes the log of this process to standard error, including warnings and uncaught exceptions of threads. Each
-    line of a worker has its number."""
+    line has the field `worker`, the worker's number, unless it is ""."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines() if format_ == "json" else TextLines())
     if worker:
@@ -73,7 +73,8 @@ class JsonLines(logging.Formatter):
 
 
 class TextLines(logging.Formatter):
-    """Formats a line for people: time, level, event, and the fields. Further lines of an event are indented."""
+    """Formats a record for people: time, level, event, and the fields that are not None. Further lines of an event and
+    of an exception are indented."""
 
     def format(self, record: logging.LogRecord) -> str:
         event = visible_lines(record.getMessage())
@@ -93,7 +94,7 @@ def _fields(record: logging.LogRecord) -> Mapping[str, object]:
 
 
 def _word(value: object) -> str:
-    """The value as JSON, without quotes if it is plain and without blanks."""
+    """The value as JSON; a string of printable ASCII without blanks, quotes and `=` is written without quotes."""
     if isinstance(value, str) and value.isascii() and value.isprintable() and value and not set(value) & {*' "='}:
         return value
     return _json(value)
@@ -102,14 +103,14 @@ def _word(value: object) -> str:
 def _json(value: object) -> str:
     try:
         return revealed(orjson.dumps(value, default=str).decode())
-    except TypeError:  # a name that is not UTF-8
+    except TypeError:  # a text with a lone surrogate
         return json.dumps(value, default=str)
 
 
 class RequestLines:
-    """Writes one line for each request, from a separate thread, so that a reader of standard error that stops delays
-    no request. Lines are written together, because waking the thread costs more than a line. Beyond MAX_WAITING they
-    are dropped and counted."""
+    """Writes one line for each request, from a separate thread, so that no request waits if standard error is not read.
+    Lines are written together, because waking the thread costs more than a line. Beyond MAX_WAITING they are dropped
+    and counted. `write` is called in that thread."""
 
     def __init__(self, write: Callable[[logging.LogRecord], object] = REQUESTS.handle) -> None:
         self._write = write
@@ -119,14 +120,14 @@ class RequestLines:
         self._thread.start()
 
     def put(self, fields: Mapping[str, object]) -> None:
-        """Queues a line with these fields."""
+        """Queues a line with these fields, or drops it if MAX_WAITING lines wait. Never blocks."""
         if self._waiting.qsize() < MAX_WAITING:
             self._waiting.put((time.time(), fields))
         else:
             self._dropped += 1
 
     def close(self, within_s: float) -> None:
-        """Writes the waiting lines, within a time limit."""
+        """Writes the waiting lines and ends the thread. Blocks for at most `within_s` seconds."""
         self._closing.set()
         self._waiting.put(None)
         self._thread.join(within_s)

@@ -1,7 +1,7 @@
 """The metric series of the sidecar: each is declared here once, in `Metrics`.
 
-Label values come from the settings or from closed sets; any other becomes `other`, so that callers cannot create
-series. The number of series is bounded too, and any excess is counted.
+Label values come from the settings, from the tools that servers list, or from closed sets; any other becomes `other`,
+so that callers cannot create series (threats O7). The number of series is bounded too, and any excess is counted.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from sidecar.observability.worker_series import WorkerSeries
 
 MAX_KNOWN_SERIES = 4096  # about 1 KB each
-MAX_ENDED = 256  # requests whose numbers are added together, in less than a millisecond
+MAX_ENDED = 256  # ended requests that `settle` adds together, in less than a millisecond
 STATUS_AT = 3  # among the labels of `requests_total`
-NONE = "none"  # the reason label of an allowed call
+NONE = "none"  # the reason of an allowed call, and the credential of a request without one
 
 # OpenTelemetry's buckets for MCP operations, with smaller ones for calls to a local server.
 REQUEST_BUCKETS_S = (
@@ -50,10 +50,10 @@ METHODS_OF: Mapping[str, Collection[str]] = dict.fromkeys(PROTOCOLS, WIRE_METHOD
     "mcp": METHODS_OF_MCP,
     "a2a": METHODS_OF_A2A,
 }
-# Created before the first call, so that `rate()` sees it.
+# The series of these methods exist before the first call, so that `rate()` sees it.
 COMMON_METHODS = ("tools/call", "tools/list")
 COMMON_OF_AGENTS = (SEND.action, STREAM.action)
-# The names that `pipeline` marks.
+# The stages whose ends a request marks.
 STAGES = ("auth", "parse", "policy", "arguments", "approval", "limits", "audit", "upstream")
 KINDS = tuple(kind.value for kind in PermissionKind)
 ENGINES = get_args(EngineName)
@@ -164,7 +164,7 @@ HELP: Mapping[str, str] = {
 
 
 class RequestSeries(NamedTuple):
-    """The rows that the end of a request changes."""
+    """The rows that the end of a request changes. `durations` and `upstream_durations` are rows of histograms."""
 
     durations: Row
     upstream_durations: Row | None
@@ -172,13 +172,14 @@ class RequestSeries(NamedTuple):
     counts: tuple[Row, ...]
     """The rows that count one event each."""
     about: object
-    """The object that must live as long as the rows, because their key has its `id`."""
+    """An object that must live as long as the rows, because their key in `known_series` has its `id`."""
 
 
 class Metrics:
-    """Every series, and the methods that update them. Times are in seconds. Attributes declared with `.count`, `.put…`,
-    `.time…` and `.only` are called with the labels and the value. `budgets` are limits that count costs; requests have
-    a label `tool` for the `top_tools` most called ones."""
+    """Every series, and the methods that update them. Times are in seconds. An attribute declared with `.count`,
+    `.only` or `.row` is called with the labels; one declared with `.put…` or `.time…` with the labels, then the value.
+    `budgets` are limits that count costs. If `top_tools` is not 0, requests have a label `tool`, with that many of the
+    most called tools."""
 
     def __init__(
         self,
@@ -310,8 +311,8 @@ class Metrics:
         budgets: Iterable[str] = (),
         schedules: Iterable[str] = (),
     ) -> None:
-        """Sets the configured names; `agents` speak A2A. Counters of removed names remain, because a counter must not
-        decrease."""
+        """Sets the configured names; `agents` are the upstreams that speak A2A. Counters of removed names remain,
+        because a counter must not decrease."""
         for choices, names in ((self._upstreams, upstreams), (self._limits, limits), (self._budgets, budgets)):
             choices.clear()
             choices.update(names)
@@ -354,7 +355,8 @@ class Metrics:
     def request_finished(
         self, protocol: str, upstream: str, method: str, status: str, duration_s: float, marks: Mapping[str, float]
     ) -> None:
-        """Counts an answered request. `status` is the audit's; `marks` are the ends of its stages, after its start."""
+        """Counts a request that ended after `duration_s`. `status` is one of STATUSES; `marks` are the ends of its
+        stages, in seconds after its start."""
         self.ended.append((self.request_series(protocol, upstream, method, status), 0.0, duration_s, marks))
         self.settle()
 
@@ -369,8 +371,8 @@ class Metrics:
         about: object = None,
         tool: str = "",
     ) -> RequestSeries:
-        """Returns the rows of requests with this end, with further `counts`. `answered`: the upstream was called.
-        `tool` is from `tool_labels`."""
+        """Returns the rows of requests with this end. `counts` are further rows that each request increments.
+        `answered`: the upstream was called. `about` is kept with the rows. `tool` is a value of `tool_labels`."""
         method = method if method in METHODS_OF.get(protocol, ()) else OTHER
         labels = (protocol, upstream, method, status, *([] if self.tool_labels is None else [tool]))
         return RequestSeries(
@@ -381,16 +383,18 @@ class Metrics:
         )
 
     def keep_series(self, key: object, series: RequestSeries) -> None:
-        """Caches rows in `known_series` until the settings change."""
+        """Caches rows in `known_series`, which is emptied when the settings or the chosen tools change, and when it is
+        full. Does nothing if a table is full."""
         tables = (self._requests, self._request_s, self._upstream_s, self._decisions, self._limit_checks)
-        if any(table.is_full for table in tables):  # each event that is folded is counted
+        if any(table.is_full for table in tables):  # an event that is folded must be counted each time
             return
         if len(self.known_series) >= MAX_KNOWN_SERIES:
             self.known_series.clear()
         self.known_series[key] = series
 
     def settle(self) -> None:
-        """Adds the numbers of the ended requests. Together they cost less than one by one, because caches are cold."""
+        """Adds the numbers of the requests in `ended`. Adding them together costs less, because each separate addition
+        would find cold caches."""
         waiting, self.ended = self.ended, []
         alike: dict[tuple[Any, ...], tuple[RequestSeries, list[tuple[float, ...]]]] = {}  # by rows and stages
         for series, started_s, ended_s, marks in waiting:
@@ -410,7 +414,7 @@ class Metrics:
                     add_all(upstream_durations, REQUEST_BUCKETS_S, spent_s)
 
     def requests_by_status(self) -> Mapping[str, int]:
-        """How many requests ended in each status, since the start."""
+        """How many requests ended in each status, in this process and in those that it replaced."""
         self.settle()
         counts = {**dict.fromkeys(STATUSES, 0), **self._removed_requests}
         for labels, (count,) in self._requests.rows.items():
@@ -419,8 +423,8 @@ class Metrics:
         return counts
 
     def choose_tools(self) -> None:
-        """Chooses again which tools have a label. Called once a minute, but not in workers, where the sum of all would
-        decrease when a series of one ends."""
+        """Chooses again which tools have a label of their own. Called once a minute, but not in workers: the sum of all
+        workers would decrease when one of them removes a series."""
         if self.tool_labels is None:
             return
         self.settle()
@@ -429,7 +433,8 @@ class Metrics:
         self.known_series.clear()
 
     def decision_row(self, kind: str, decision: str, reason: str | None) -> Row:
-        """Finds the row of a policy decision (allow, deny, would_deny), by the kind of the deciding link."""
+        """The row of a policy decision (allow, deny, would_deny), by the kind of the deciding link. `reason` is None
+        for an allowed call."""
         return self._decisions.row(kind, decision, NONE if reason is None else reason)
 
     def approvals_wait(self, count: int, oldest_s: float) -> None:
@@ -438,13 +443,14 @@ class Metrics:
         self._approvals_oldest_s(oldest_s)
 
     def approval(self, outcome: str, answered_s: float | None = None) -> None:
-        """Counts an approval; `answered_s` is the time until a person's answer."""
+        """Counts an approval by outcome; `answered_s` is the time until a person's answer, if the outcome is one."""
         self._approvals.count(outcome)
         if answered_s is not None:
             self._approval_s.time(answered_s)
 
     def budget_used(self, budget: str, ratio: float, until_s: float) -> None:
-        """Sets the used ratio of one counter of a budget, until it resets (seconds since the epoch)."""
+        """Sets the used ratio of a budget, if this counter of it is the fullest, until it resets at `until_s` (seconds
+        since the epoch)."""
         if budget in self._budgets and ratio >= self._fullest.get(budget, (0.0, 0.0))[0]:
             self._fullest[budget] = ratio, until_s
             self._budget_used.set((budget,), ratio)
@@ -474,7 +480,8 @@ class Metrics:
             table.chosen_anew()
 
     def agent_stands(self, agent: str, running: int, waiting: int, places: int, states: Mapping[str, int]) -> None:
-        """Sets an agent's running and waiting runs, its places for concurrent runs, and its runs by state."""
+        """Sets the gauges of an agent program: its running and waiting runs, its runs by state, and the used part of
+        its `places` for concurrent runs."""
         self._agent_queue.set((agent,), waiting)
         self._agent_pool.set((agent,), running / places)
         self._agent_executions.each(AGENT_STATES, states, agent)
@@ -487,13 +494,14 @@ class Metrics:
         self._callback_s.time(max(0.0, duration_s))
 
     def policy_loaded(self, revision: str, rules: Mapping[str, int], at: float) -> None:
-        """Describes the policy that serves. `rules` counts them by kind, `at` is in seconds since the epoch."""
+        """Describes the policy in force. `rules` are the numbers of its rules by kind; it was loaded `at` this time, in
+        seconds since the epoch."""
         self._policy_info.only(revision)
         self._policy_rules.each(KINDS, rules)
         self._reloaded_at.put(at)
 
     def engines_decide(self, engines: Mapping[str, str]) -> None:
-        """Describes the decider of each kind."""
+        """Sets the engine that decides each kind."""
         for kind, engine in engines.items():
             self._engines.each(ENGINES, {engine: 1}, kind)
         self._differences.declare(tuple(kind for kind, engine in engines.items() if engine == "both"))
@@ -502,7 +510,8 @@ class Metrics:
         self._differences.count(kind, amount=count)
 
     def policy_source(self, up: bool, good_at: float | None, version: int | None) -> None:
-        """Describes the last check of the policy source; `good_at` is the time of the last successful one."""
+        """Describes the last read of the policy source. `good_at` is the time of the last successful one, in seconds
+        since the epoch; None leaves that series unchanged, and so does None as the `version`."""
         self._source_up.put(up)
         if good_at is not None:
             self._source_at.put(good_at)
@@ -514,7 +523,7 @@ class Metrics:
         self._replicas.each(REVISIONS, {"same": same, "other": other})
 
     def degraded(self, reasons: Mapping[str, int]) -> None:
-        """Sets why the sidecar is degraded, and how often each reason holds."""
+        """Sets how often each reason for `degraded` applies; 0 for reasons that are not given."""
         self._degraded.each(DEGRADED_REASONS, reasons)
 
     def enforcement(self, mode: str) -> None:
@@ -524,11 +533,11 @@ class Metrics:
 
     @property
     def tables(self) -> Sequence[SeriesTable]:
-        """Returns every series, with the values up to the last `settle`."""
+        """The table of each series, with the values up to the last `settle`."""
         return self._tables
 
     def request_traced(self, protocol: str, upstream: str, duration_s: float, about: Mapping[str, str]) -> None:
-        """Names the trace of an answered request, as an exemplar of its duration."""
+        """Stores the duration of an answered request as an exemplar; `about` are its labels, which name the trace."""
         self._request_s.exemplify((protocol, upstream), duration_s, about)
 
     @cached_property
@@ -538,8 +547,8 @@ class Metrics:
         return Exposition(self._tables, self._before)
 
     def resume(self, dead: WorkerSeries | None) -> None:
-        """Continues as a worker from the counters of one that died. Called once, before anything is counted or
-        scraped."""
+        """Prepares the series of a worker. With `dead`, it continues from the counters of the worker that it replaces.
+        Called once, before anything is counted or scraped."""
         self._restarts.declare()
         if dead is not None:
             from sidecar.observability.worker_series import resumed
@@ -550,6 +559,5 @@ class Metrics:
             self._restarts.count()
 
     def render(self, accept: str, others: Sequence[WorkerSeries] | None = None) -> tuple[str, bytes]:
-        """Returns content type and body: OpenMetrics 1.0 if it is accepted, otherwise text format 0.0.4. It may run in
-        another thread, and has the values up to the last `settle`. `others` are those of the other workers."""
+        """Renders the values up to the last `settle` (`Exposition.render`). It may run in another thread."""
         return self.exposition.render(accept, others)

@@ -1,7 +1,7 @@
 """Exports the metric series by OTLP, under the names that they have at `/metrics`.
 
-Nothing is counted twice: at each export the rows of the registry become data points in addition to the SDK's own. Sums
-are cumulative, whatever temporality the exporter prefers for instruments of the SDK.
+Nothing is counted twice: at each export, the rows of the registry become data points next to those of the SDK's own
+instruments. Sums of the registry are cumulative, whatever temporality the exporter prefers.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ _CUMULATIVE: Final = AggregationTemporality.CUMULATIVE
 
 
 def exporters_of(names: Sequence[str]) -> list[Callable[[], MetricExporter | MetricReader]]:
-    """Returns the exporters of installed packages with these names. Raises ValueError."""
+    """Returns the exporters with these names, from installed packages. Raises ValueError for a name that no package
+    has, ImportError if a package cannot be imported."""
     found = []
     for name in names:
         entry = next(iter(entry_points(group="opentelemetry_metrics_exporter", name=name)), None)
@@ -55,8 +56,9 @@ def provider_of(
     metrics: Metrics,
     measure: Callable[[], None],
 ) -> MeterProvider:
-    """Returns a provider that exports the series in addition to its own instruments; `measure` updates the series. An
-    exporter that is scraped has only the instruments, because the series are at `/metrics`."""
+    """Returns a provider that exports the series in addition to its own instruments. `measure` updates the series and
+    is called in another thread. An exporter that is scraped has only the instruments, because the series are at
+    `/metrics`."""
     readers: list[MetricReader] = []
     for exporter in exporters:
         made = exporter()
@@ -67,7 +69,7 @@ def provider_of(
 
 
 class SeriesExporter(MetricExporter):
-    """Exports by `inner`. It is called in the reader's thread."""
+    """Adds the series to the data that `inner` exports. It is called in the reader's thread."""
 
     def __init__(self, inner: MetricExporter, metrics: Metrics, measure: Callable[[], None]) -> None:
         super().__init__(inner._preferred_temporality, inner._preferred_aggregation)

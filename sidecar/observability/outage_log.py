@@ -11,7 +11,7 @@ TELL_EVERY_S: Final = 10.0
 
 @dataclass(slots=True)
 class Outage:
-    """The outage of one dependency, with its name in the log."""
+    """The outage of one store. `store` is its name in the log; `clock_mono` is in seconds."""
 
     log: Logger
     store: str

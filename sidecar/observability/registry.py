@@ -1,8 +1,8 @@
 """Stores the samples of one metric in a form that makes counting cheap.
 
 Numbers are in plain dictionaries and become prometheus-client's families at a scrape (`exposition.py`): an observation
-costs a tenth of the library's own. One event loop writes, any thread may render: a table only grows, and every number
-is replaced in one step.
+costs a tenth of the library's own. One event loop writes, any thread may render: rows are removed only by replacing the
+whole dictionary, and every number is replaced in one step.
 """
 
 import time
@@ -23,7 +23,7 @@ AS_GIVEN: Final = ()  # for a label that only `SeriesTable.only` sets
 
 
 class Exemplar(NamedTuple):
-    """One measurement of a bucket, at `at_s` since the epoch. `about` names its trace."""
+    """One measurement of a bucket, at `at_s` seconds since the epoch. `about` are the labels that name its trace."""
 
     about: Mapping[str, str]
     value: float
@@ -31,7 +31,7 @@ class Exemplar(NamedTuple):
 
 
 def add_all(row: Row, bounds: tuple[float, ...], values: Iterable[float]) -> None:
-    """Adds measurements to a row of a histogram."""
+    """Adds measurements, at least one, to a row of a histogram."""
     ordered, before = sorted(values), 0
     bucket = bisect_left(bounds, ordered[0])
     while before < len(ordered):
@@ -43,8 +43,9 @@ def add_all(row: Row, bounds: tuple[float, ...], values: Iterable[float]) -> Non
 
 class SeriesTable:
     """The numbers of one metric, a row for each set of labels; at most MAX_SERIES, and one for the rest. A label value
-    that is not among its choices becomes `other`. A row is one number; for a histogram it has the counts by bucket, not
-    cumulative, with an open last bucket, and then the sum. `exemplars` has at most one for each bucket."""
+    that is not among its choices becomes `other`. A row is a list of one number; for a histogram it has the counts by
+    bucket, not cumulative, with an open last bucket, and then the sum. `exemplars` has at most one for each bucket of a
+    row. `folded` counts the events of sets of labels beyond MAX_SERIES."""
 
     __slots__ = (
         "_choices", "_found", "_late", "across", "bounds", "exemplars", "folded", "help", "kind", "labels", "name",
@@ -63,28 +64,31 @@ class SeriesTable:
         across: Across = "sum",
         **labels: Collection[str],
     ) -> None:
-        """`labels` are the choices of each label. The rows of `late` tables are created by `declare` or by events, all
-        others as soon as their choices are known."""
+        """`labels` are the choices of each label, by its name; a set that changes is followed by `chosen_anew`. The
+        rows of `late` tables are created by `declare` or by events, those of others for all choices by
+        `chosen_anew`."""
         self.kind, self.name, self.help, self.bounds = kind, f"sidecar_{name}", help_, bounds
         self.labels, self._choices, self._late = tuple(labels), tuple(labels.values()), late
         self.across = across
         self.rows: dict[Labels, Row] = {}
         self.folded = 0
         self.exemplars: dict[tuple[Labels, int], Exemplar] = {}
-        self._found: dict[Labels, Row] = {}  # rows whose labels are all among the choices, so it has their bound
+        self._found: dict[Labels, Row] = {}  # rows whose labels are all choices, which bound it
 
     def declare(self, *choices: Iterable[str]) -> None:
-        """Creates rows at zero for every combination, so that `rate()` sees the first event."""
+        """Creates rows at zero for every combination of label values, so that `rate()` sees the first event. `choices`
+        are those of each label, in order."""
         for labels in product(*choices):
             self._row(labels)
 
     def row(self, *labels: str) -> Row:
-        """The row of these labels, or its substitute. Valid until `chosen_anew`, unless `is_full`."""
+        """The row of these labels, with `other` for values that are not choices. Until `chosen_anew`, `keep` or
+        `remove`, the caller may add to it, unless the table `is_full`."""
         return self._found.get(labels) or self._find(labels)
 
     @property
     def is_full(self) -> bool:
-        """Whether further sets of labels are folded into one row, which `folded` counts for each event."""
+        """Whether further sets of labels share one row. `folded` then counts each of their events."""
         return len(self.rows) >= MAX_SERIES
 
     def set(self, labels: Labels, value: float) -> None:
@@ -112,22 +116,25 @@ class SeriesTable:
         self.observe((label,), value_s)
 
     def each(self, choices: Iterable[str], values: Mapping[str, float], *before: str) -> None:
-        """Sets a gauge for each choice of its last label; those without a value to 0."""
+        """Sets a gauge for each choice of its last label; 0 for a choice without a value. `before` are the first
+        labels."""
         for choice in choices:
             self.set((*before, choice), values.get(choice, 0))
 
     def only(self, *labels: str) -> None:
-        """Sets this row to 1 and removes all others, for a metric that describes a state (`policy_info`)."""
+        """Sets the row of these labels to 1 and removes all others, for a metric that describes a state
+        (`policy_info`)."""
         self.rows = {labels: [1.0]}
 
     def keep(self, first: Container[str]) -> None:
-        """Removes the rows whose first label is not in `first`, because the gauge of a removed object would be
+        """Removes the rows whose first label is not in `first`. The gauge of an object that no longer exists would be
         wrong."""
         self.rows = {labels: row for labels, row in self.rows.items() if labels[0] in first}
         self._found.clear()
 
     def remove(self, is_gone: Callable[[Labels], bool]) -> list[tuple[Labels, Row]]:
-        """Removes rows, and returns them. Rows that callers of `row` still hold are not counted any more."""
+        """Removes the rows whose labels are gone, and returns their labels and numbers. Additions to a row that a
+        caller of `row` still holds are lost."""
         gone = [(labels, row) for labels, row in self.rows.items() if is_gone(labels)]
         self.rows = {labels: row for labels, row in self.rows.items() if not is_gone(labels)}
         self._found.clear()
@@ -139,13 +146,14 @@ class SeriesTable:
         row[-1] += value
 
     def exemplify(self, labels: Labels, value: float, about: Mapping[str, str]) -> None:
-        """Stores a measurement as the example of its bucket, replacing the previous one."""
+        """Stores a measurement as the example of its bucket, replacing the previous one. Does nothing if there is no
+        row of these labels."""
         known = self._known(labels)
         if known in self.rows:
             self.exemplars[known, bisect_left(self.bounds, value)] = Exemplar(about, value, time.time())
 
     def copied(self) -> "SeriesTable":
-        """A table with the same numbers, which may be changed."""
+        """A copy to which rows of other workers can be added. It shares the exemplars."""
         table = SeriesTable(self.kind, "", self.help, bounds=self.bounds, late=True, across=self.across)
         table.name, table.labels, table.folded = self.name, self.labels, self.folded
         table.rows = {labels: list(row) for labels, row in list(self.rows.items())}
@@ -153,7 +161,7 @@ class SeriesTable:
         return table
 
     def add_row(self, labels: Labels, numbers: Sequence[float]) -> None:
-        """Adds a row of another worker; for a gauge, combines it by `across`."""
+        """Adds the numbers of another worker to the row of these labels; those of a gauge are combined by `across`."""
         if self.is_full and labels not in self.rows:
             labels = (OTHER,) * len(self.labels)
         if (row := self.rows.get(labels)) is None:
@@ -164,7 +172,8 @@ class SeriesTable:
             row[:] = map(add, row, numbers)
 
     def chosen_anew(self) -> None:
-        """Applies changed choices. Rows remain, because a counter must not decrease."""
+        """Applies changed choices: creates the rows of a table that is not `late`. No row is removed, because a counter
+        must not decrease."""
         self._found.clear()
         if not self._late:
             self.declare(*self._choices)

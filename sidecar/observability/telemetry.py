@@ -38,7 +38,7 @@ _PROTOCOL: Final = "OTEL_EXPORTER_OTLP_PROTOCOL"
 
 
 def exporting(environ: Mapping[str, str], signal: str) -> str:
-    """Returns the variable that requests the export of a signal (TRACES, METRICS), "" for none."""
+    """Returns the name of the variable that requests the export of a signal (TRACES, METRICS); "" for none."""
 
     def said(name: str) -> str:
         return environ.get(name, "").strip()
@@ -54,7 +54,7 @@ def exporting(environ: Mapping[str, str], signal: str) -> str:
 
 
 class Telemetry:
-    """The SDK of this process. One instance; it lives as long as the process."""
+    """The OpenTelemetry SDK of this process. There is at most one instance."""
 
     def __init__(self, tracer: Tracer, meter: Meter, metrics: Metrics, providers: Sequence[Any]) -> None:
         self.tracer, self.meter, self.metrics, self._providers = tracer, meter, metrics, providers
@@ -63,8 +63,9 @@ class Telemetry:
     def from_environ(
         cls, environ: Mapping[str, str], path: Path, metrics: Metrics, measure: Callable[[], None]
     ) -> Telemetry | None:
-        """Starts the SDK if a variable requests it. `metrics` are exported too; `measure` updates them. Raises
-        SettingsError, naming the file `path`, if the extra is missing or the variables cannot be used."""
+        """Starts the SDK if a variable requests it; returns None if none does. `metrics` are exported too; `measure`
+        updates them, and is called in the running event loop. Raises SettingsError, naming the file `path`, if the
+        extra is missing or the variables cannot be used."""
         wanted = {signal: variable for signal in _SIGNALS if (variable := exporting(environ, signal))}
         if not wanted:
             return None
@@ -113,8 +114,8 @@ class Telemetry:
         return cls(tracer, meter, metrics, [spans, measured] if "METRICS" in wanted else [spans])
 
     async def close(self) -> None:
-        """Sends the remaining data, for at most `FLUSH_S` seconds. A receiver that does not answer delays the end of
-        the process by at most this time."""
+        """Sends the remaining data. A receiver that does not answer delays the end of the process by at most `FLUSH_S`
+        seconds."""
         loop, sent = asyncio.get_running_loop(), asyncio.Event()
         done = partial(loop.call_soon_threadsafe, sent.set)
         threading.Thread(target=self._shut_down, args=(done,), name="OpenTelemetry's end", daemon=True).start()
@@ -135,7 +136,7 @@ class Telemetry:
 
 
 def _measured(loop: asyncio.AbstractEventLoop, measure: Callable[[], None]) -> None:
-    """Updates the metrics, in the loop's thread, from another one."""
+    """Calls `measure` in the loop's thread, and waits for it in this one, for at most MEASURED_WITHIN_S seconds."""
     done = threading.Event()
 
     def measured() -> None:
@@ -148,8 +149,8 @@ def _measured(loop: asyncio.AbstractEventLoop, measure: Callable[[], None]) -> N
 
 
 def _arguments(environ: Mapping[str, str], wanted: Mapping[str, str]) -> dict[str, Any]:
-    """Returns the SDK's arguments in addition to its variables: the exporter, if only an endpoint is named, and the
-    identity of this replica, so that its series differ from those of others."""
+    """Returns the arguments that the SDK needs in addition to its variables: the exporter of traces, if only an
+    endpoint is named, and the identity of this replica, so that its series differ from those of others."""
     if "OTEL_CONFIG_FILE" in wanted.values():  # the file has all settings
         return {}
     named = environ.get("OTEL_RESOURCE_ATTRIBUTES", "")

@@ -7,12 +7,12 @@ from sidecar.observability.registry import SeriesTable
 
 OTHER_TOOLS = "_other"
 MAX_COUNTED = 10_000  # tools, about 0.2 KB each; further ones are `_other` until counts have faded
-REPLACES = 2  # times as many calls as the tool that another one replaces, so that series do not come and go
+REPLACES = 2  # a tool with more than this many times the calls of another replaces it: series must not come and go
 
 
 class ToolLabels:
-    """The `top` most called tools of those that their servers list; all others are `_other`. Old calls fade: each
-    `choose` halves the counts."""
+    """Finds the `top` most called tools among those that their servers list; all others are `_other`. Old calls fade:
+    each `choose` halves the counts."""
 
     def __init__(self, top: int) -> None:
         self.top = top
@@ -22,7 +22,8 @@ class ToolLabels:
         self._calls: Counter[tuple[str, str]] = Counter()
 
     def label(self, server: str, tool: str, listed: Container[str]) -> str:
-        """Counts a call, and returns the tool's label. A name that the server does not list is never a label."""
+        """Counts a call, and returns the tool's label. A tool gets a label of its own if the server lists it and fewer
+        than `top` have one; `choose` replaces tools later."""
         key = server, tool
         if key not in self._chosen:
             if tool not in listed or (len(self._calls) >= MAX_COUNTED and key not in self._calls):
@@ -36,7 +37,7 @@ class ToolLabels:
         return tool
 
     def adopt(self, requests: SeriesTable) -> None:
-        """Continues with the tools of a worker that died."""
+        """Continues with the tools that the series of a worker that died have as labels."""
         upstream, tool = requests.labels.index("upstream"), requests.labels.index("tool")
         self._chosen |= {
             (labels[upstream], labels[tool]) for labels in requests.rows if labels[tool] not in self.values
@@ -44,7 +45,8 @@ class ToolLabels:
         self.values.update(tool for _, tool in self._chosen)
 
     def choose(self, requests: SeriesTable) -> list[tuple[tuple[str, ...], list[float]]]:
-        """Chooses again, and removes the series of tools that lost their place. Returns their labels and numbers."""
+        """Chooses again, and removes the series of tools that lost their label. Returns the labels and numbers of these
+        series."""
         others = [key for key, _ in self._calls.most_common(self.top) if key not in self._chosen]
         weakest = sorted(self._chosen, key=self._calls.__getitem__)
         lost = set[tuple[str, str]]()

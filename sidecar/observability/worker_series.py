@@ -1,7 +1,7 @@
 """Adds up the series of several workers, so that one address shows them as one process.
 
-A worker passes its numbers as JSON. The last scraped numbers are stored in its folder: a worker that replaces one that
-died continues from them, and until it answers, the others add them, so that no counter decreases.
+A worker passes its numbers as JSON. Its last scraped numbers are stored in a file: a worker that replaces one that died
+continues from them, and until it answers, the others add them, so that no counter decreases.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ _PROCESS_COUNTERS: Final = ("process_cpu_seconds",)
 
 
 class WorkerSeries(NamedTuple):
-    """The numbers of one worker: rows by metric and labels, folded events by metric, and numbers of its process. If a
-    worker is not `alive`, only its counters are added."""
+    """The numbers of one worker: rows by metric and labels, folded events by metric, and numbers of its process by
+    family. If a worker is not `alive`, its gauges are not added."""
 
     tables: Mapping[str, Sequence[tuple[Sequence[str], Sequence[float]]]]
     folded: Mapping[str, int]
@@ -37,7 +37,7 @@ NOTHING_KNOWN: Final = WorkerSeries({}, {}, {}, alive=False)
 
 
 def series_from(raw: bytes, *, alive: bool = True) -> WorkerSeries | None:
-    """Parses the numbers of a worker; None if they are unreadable."""
+    """Parses the numbers of a worker; None if they are unreadable or of another VERSION."""
     try:
         said = orjson.loads(raw)
         if said["v"] != VERSION:
@@ -48,7 +48,7 @@ def series_from(raw: bytes, *, alive: bool = True) -> WorkerSeries | None:
 
 
 def series_of(tables: Sequence[SeriesTable], before: Mapping[str, float]) -> WorkerSeries:
-    """The numbers of this process; `before` are counters of processes that it replaced."""
+    """The numbers of this process. `before` are the counters of the processes that it replaced, by family."""
     rows = {table.name: [(list(labels), list(row)) for labels, row in list(table.rows.items())] for table in tables}
     process = {family.name: _value(family) + before.get(family.name, 0.0) for family in process_families()}
     return WorkerSeries(rows, {table.name: table.folded for table in tables if table.folded}, process)
@@ -59,8 +59,8 @@ def process_families() -> list[Metric]:
 
 
 def resumed(tables: Sequence[SeriesTable], dead: WorkerSeries) -> Mapping[str, float]:
-    """Adds the counters of a worker that died to the tables of the worker that replaces it. Returns the counters of its
-    process."""
+    """Adds the counters and histograms of a worker that died to the tables of the worker that replaces it. Returns the
+    counters of its process, by family."""
     for table in tables:
         if table.kind != "gauge":
             for labels, row in dead.tables.get(table.name, ()):
@@ -70,7 +70,8 @@ def resumed(tables: Sequence[SeriesTable], dead: WorkerSeries) -> Mapping[str, f
 
 
 def merged(table: SeriesTable, others: Sequence[WorkerSeries]) -> SeriesTable:
-    """A table with the rows of all workers."""
+    """A copy of a table, with the numbers of other workers added. The gauges of a worker that is not alive are left
+    out."""
     whole = table.copied()
     for other in others:
         if other.alive or table.kind != "gauge":
@@ -81,7 +82,8 @@ def merged(table: SeriesTable, others: Sequence[WorkerSeries]) -> SeriesTable:
 
 
 def merged_process(before: Mapping[str, float], others: Sequence[WorkerSeries]) -> list[Metric]:
-    """The families of all processes: sums, and the start time of the oldest."""
+    """The families of all processes: sums, and the start time of the oldest. `before` are the counters of processes
+    that this one replaced."""
     found: list[Metric] = []
     for family in process_families():
         values = [_value(family) + before.get(family.name, 0.0)]
