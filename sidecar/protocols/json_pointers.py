@@ -5,6 +5,7 @@ RFC 6901 with one extension: `*` alone as a token matches any member or any inde
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,21 +14,23 @@ Place = tuple[dict[str, Any] | list[Any], Any]
 """A container, and the key or index in it."""
 
 ANY = "*"
+_NO_ESCAPE = re.compile(r"~(?![01])")
 
 
 def parse_pointer(text: str) -> Pointer:
-    """Tokens of a pointer. Raises ValueError for an invalid pointer, and for "", which has no container."""
+    """The tokens of a pointer, unescaped. Raises ValueError for an invalid pointer, and for "", which has no
+    container."""
     head, *tokens = text.split("/")
     if head or not tokens:
         raise ValueError("a JSON Pointer begins with /")
-    if any("~" in token.replace("~0", "").replace("~1", "") for token in tokens):
+    if _NO_ESCAPE.search(text):
         raise ValueError("~ is written ~0, and / inside a name ~1")
     return tuple(token.replace("~1", "/").replace("~0", "~") for token in tokens)
 
 
 def places(value: object, pointer: Pointer) -> Iterator[Place | None]:
-    """Every place in `value` that the pointer matches; None for each intermediate step, so that steps can be
-    counted."""
+    """Yields every place in `value` that the pointer matches, and None for each value visited on the path to it, so
+    that the caller can bound the work."""
     yield None
     if not isinstance(value, dict | list):
         return

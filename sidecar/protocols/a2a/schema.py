@@ -1,7 +1,7 @@
 """Reads A2A messages strictly, so that all readers see the same content.
 
-A2A's messages are defined once, in Protocol Buffers, and are also sent as JSON (ProtoJSON). A `Schema` is a table of
-them in a notation of its own, one message to a line:
+A2A's messages are defined once, in Protocol Buffers, and are also sent as JSON (ProtoJSON). `schema_from` makes a
+`Schema` from a table of them in this notation, one message to a line:
 
     Part: 1 text:string/content, 4 data:Value/content, 5 metadata:Struct, 7 media_type:string
 
@@ -9,10 +9,10 @@ number, name, `:` type; `[type]` is a list, `{type}` a map from strings, `/group
 group is set, `?` that "absent" differs from "empty", `!` that a field, or one field of the group, must be set, and
 `=json` gives the JSON name if it is not the camel case. A line `= Part, Task` takes these messages from another schema.
 
-`read` takes untrusted JSON and gives the canonical form: names in camel case, enumerations by their names, bytes in
-padded base64, times in UTC, no unset fields. It refuses a field in both its spellings, two fields of a group, an
-unknown name of an enumeration, and every value of another type. Unknown fields are dropped, like in ProtoJSON readers,
-so that the agent never sees them.
+`read` takes untrusted JSON and returns the canonical form: names in camel case, enumerations by their names, bytes in
+padded base64, times in UTC, no unset fields. It refuses a field in both its spellings, two fields of a group, a missing
+required field, an unknown name of an enumeration, and every value of another type (threats P15). Unknown fields are
+dropped, like in ProtoJSON readers, so that the agent never sees them.
 """
 
 from __future__ import annotations
@@ -30,13 +30,14 @@ Read = Mapping[str, Any]  # a message that was read
 INT32_MAX: Final = 2**31 - 1
 _FIELD = re.compile(r"(\d+) ([a-z0-9_]+)(?:=(\w+))?:(\[?\{?)(\w+)[\]}]?(\?)?(?:/(\w+))?(!)?\Z")
 _HUMP = re.compile(r"_([a-z0-9])")
-_TIME = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(Z|[+-]\d\d:\d\d)\Z")
-GOOGLES: Final = frozenset({"Struct", "Value", "Timestamp"})  # absent differs from empty, as for any message
-_INTEGER = re.compile(r"-?\d{1,10}\Z")
+_TIME = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(Z|[+-]\d\d:\d\d)\Z", re.ASCII)
+GOOGLES: Final = frozenset({"Struct", "Value", "Timestamp"})  # messages of Google: absent differs from empty
+_INTEGER = re.compile(r"-?\d{1,10}\Z", re.ASCII)
 
 
 class UnreadableMessage(Exception):
-    """The fault of a message, and its place (a JSON Pointer), without values."""
+    """A message is not valid: `problem` at the place `pointer`, a JSON Pointer. Neither contains a value of the
+    message."""
 
     def __init__(self, pointer: str, problem: str) -> None:
         super().__init__(f"{pointer or '/'} {problem}")
@@ -44,13 +45,14 @@ class UnreadableMessage(Exception):
         self.problem = problem
 
     def below(self, step: str | int) -> UnreadableMessage:
-        """The same fault, with its place seen from one level above."""
+        """The same fault, with its place relative to the container that has the message at `step`."""
         return UnreadableMessage(f"/{step}{self.pointer}", self.problem)
 
 
 @dataclass(frozen=True, slots=True)
 class FieldSpec:
-    """One field. `many` is "" for one, "list" or "map" for more."""
+    """One field. `many` is "" for a single value, "list" or "map" for several. `presence`: absent differs from
+    empty."""
 
     number: int
     name: str
@@ -73,7 +75,8 @@ class MessageSpec:
 
 @dataclass(frozen=True, slots=True)
 class Schema:
-    """All messages and enumerations of one version. Without a `package` ("") enumerations have no numbers."""
+    """All messages and enumerations of one version. Without a `package` ("") enumerations have no numbers. `readers` is
+    a cache."""
 
     package: str
     messages: Mapping[str, MessageSpec]
@@ -81,8 +84,8 @@ class Schema:
     readers: dict[tuple[str, bool], MessageReader] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def read(self, name: str, given: object, at: str = "", *, defaults: bool = False) -> dict[str, Any]:
-        """The canonical form of the message at the place `at`. With `defaults`, fields that are set but empty are
-        retained. Raises UnreadableMessage."""
+        """The canonical form of a message; `name` is its type. With `defaults`, fields that are set but empty are
+        retained. Raises UnreadableMessage, with the fault's place below `at`, if it is not valid."""
         try:
             return (self.readers.get((name, defaults)) or self.reader(name, defaults)).read(given)
         except UnreadableMessage as error:
@@ -98,7 +101,8 @@ class Schema:
 def schema_from(
     package: str, text: str, enums: Mapping[str, tuple[str, ...]], shared: Mapping[str, MessageSpec] | None = None
 ) -> Schema:
-    """A schema in the notation above. Raises ValueError for invalid notation."""
+    """A schema in the notation above. Lines that begin with `=` take messages from `shared`. Raises ValueError for an
+    invalid field or an unknown type."""
     messages: dict[str, MessageSpec] = {}
     for line in re.sub(r"\n\s+", " ", text.strip()).split("\n"):
         if line.startswith("= "):
@@ -138,7 +142,8 @@ def camel(name: str) -> str:
 
 class _FieldReader(NamedTuple):
     """How one spelling of a field is read: values of exactly the type `plain` unchanged, others by `read`. `keeps`: an
-    empty value is also retained; `beside` are the other spelling and the group, None if there is neither."""
+    empty value is also retained; `beside` are the other spelling and the group, each "" for none, or None if there is
+    neither."""
 
     json: str
     plain: type | None
@@ -148,7 +153,7 @@ class _FieldReader(NamedTuple):
 
 
 class MessageReader:
-    """Reads one message of a schema. Its table is made on first use."""
+    """Reads messages of one type. Its table of fields is made on first use, because messages contain one another."""
 
     __slots__ = ("_defaults", "_fields", "_message", "_required", "_schema")
 
@@ -160,7 +165,7 @@ class MessageReader:
         self._required = [one for one in message.fields if one.required]
 
     def read(self, given: object) -> dict[str, Any]:
-        """The canonical form. Raises UnreadableMessage."""
+        """The canonical form of a message. Raises UnreadableMessage if it is not valid."""
         if not isinstance(given, dict):
             raise UnreadableMessage("", "must be an object")
         fields = self._fields or self._made()
@@ -253,7 +258,8 @@ def _map_of(read: Callable[[object], Any]) -> Callable[[object], dict[str, Any]]
 
 
 def _enum(name: str, words: tuple[str, ...], *, numbers: bool, defaults: bool) -> Callable[[object], str]:
-    """A reader of an enumeration. Its first name is the empty value, which only readers with `defaults` retain."""
+    """A reader of an enumeration, by names and, with `numbers`, by their positions. The first name is the empty value,
+    which only readers with `defaults` retain."""
     said = {word: word for word in words} if defaults else {**{word: word for word in words}, words[0]: ""}
     numbered = tuple(said.values()) if numbers else ()
 
@@ -268,7 +274,7 @@ def _enum(name: str, words: tuple[str, ...], *, numbers: bool, defaults: bool) -
 
 
 def _typed(type_: type, problem: str) -> Callable[[object], Any]:
-    """A reader of values of one type of JSON."""
+    """A reader of values of one Python type; `problem` is the fault of all others."""
 
     def read(given: object) -> Any:
         if not isinstance(given, type_):
@@ -305,7 +311,7 @@ def _bytes(given: object) -> str:
 
 
 def _timestamp(given: object) -> str:
-    """RFC 3339 in UTC, with 0, 3, 6 or 9 digits of a second, as needed."""
+    """RFC 3339 in UTC, with as few of 0, 3, 6 or 9 fractional digits as represent the value."""
     match = _TIME.match(given) if isinstance(given, str) else None
     try:
         if match is None:

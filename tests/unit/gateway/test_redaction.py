@@ -196,7 +196,7 @@ def test_pointers_lead_where_rfc_6901_says() -> None:
     for pointer, found in {**leads, **{none: [] for none in ("/b/00", "/b/9", "/b/-", "/a/x")}}.items():
         reached = [place[0][place[1]] for place in places(value, parse_pointer(pointer)) if place is not None]
         assert reached == found, pointer
-    for pointer in ("", "a", "a/b", "/~", "/~2", "/a~"):
+    for pointer in ("", "a", "a/b", "/~", "/~2", "/a~", "/~~01"):
         with pytest.raises(ValueError):
             parse_pointer(pointer)
 

@@ -106,6 +106,12 @@ def test_a_time_is_of_rfc_3339(moment: Any) -> None:
         V10.read("ListTasksRequest", {"statusTimestampAfter": moment})
 
 
+def test_digits_of_numbers_and_times_are_of_ascii() -> None:
+    for given_ in ({"pageSize": "\u0663"}, {"statusTimestampAfter": "2026-01-01T00:00:00.\u0663Z"}):
+        with pytest.raises(UnreadableMessage):
+            V10.read("ListTasksRequest", given_)
+
+
 def test_a_time_of_the_first_years_is_written_as_it_is_read() -> None:
     """The zero time of Go, which agents written in it send where they know none."""
     status = {"timestamp": "0001-01-01T00:00:00Z"}
