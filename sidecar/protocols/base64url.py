@@ -10,12 +10,12 @@ from base64 import urlsafe_b64decode, urlsafe_b64encode
 
 
 def encode(raw: bytes) -> str:
-    """The text of bytes."""
+    """Unpadded base64url of these bytes."""
     return urlsafe_b64encode(raw).decode().rstrip("=")
 
 
 def decode(text: str) -> bytes:
-    """The bytes of a text. Raises ValueError for any text that `encode` does not produce."""
+    """The bytes that `encode` writes as this text. Raises ValueError for any text that it does not produce."""
     raw = urlsafe_b64decode(text + "=" * (-len(text) % 4))
     if encode(raw) != text:
         raise ValueError("not the one way to write it")

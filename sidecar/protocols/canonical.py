@@ -13,22 +13,25 @@ from typing import Any
 import orjson
 import rfc8785
 
-MAX_DEPTH = 100  # of values written by the slow path; the parser's bound is far lower
-INT64_MIN, UINT64_MAX = -(2**63), 2**64 - 1  # integers up to 64 bits pass unchanged
+from sidecar.protocols.jsonrpc import INT64_MIN, UINT64_MAX
+
+MAX_DEPTH = 100  # of values that `_write` writes; the parser's bound is far lower
 _FIRST_SURROGATE = "\ud800"
 _NUMBERS = frozenset({int, float})
 _ODD_NUMBER = re.compile(rb"\.0[,\]]|[en]")
 
 
 class NotCanonicalError(ValueError):
-    """This is not JSON that all readers interpret in the same way (I-JSON)."""
+    """The value has no canonical form: it is not JSON that all readers interpret in the same way (I-JSON), an integer
+    needs more than 64 bits, or it is nested too deep."""
 
 
 def canonical_json(value: Any) -> bytes:
-    """RFC 8785 with whole 64-bit integers. Raises NotCanonicalError for values that I-JSON forbids.
+    """The canonical form of a JSON value, with whole 64-bit integers. Raises NotCanonicalError.
 
-    orjson's sorted form is byte for byte that of RFC 8785 as long as there is no float (two ways to write them) and no
-    key at or above U+D800 (sorted by code point here, by UTF-16 unit there); everything else is written here."""
+    orjson's sorted form is byte for byte that of RFC 8785 if there is no float (the two write some differently) and no
+    key with a character at or above U+D800 (orjson sorts keys by code point, RFC 8785 by UTF-16 unit). All other values
+    are written here."""
     try:
         items = [value]  # every value in it; grows while it is walked
         for item in items:
@@ -93,9 +96,9 @@ def _write_array(value: list[object] | tuple[object, ...], out: list[bytes], dep
 
 
 def _numbers(value: list[object] | tuple[object, ...]) -> bytes | None:
-    """A whole array of numbers at once, if orjson writes all of them like RFC 8785: a hundred thousand written one by
-    one would block the event loop. The two differ in whole floats, in exponents, and in values that are not numbers.
-    """
+    """A whole array of numbers, if orjson writes all of them like RFC 8785; None otherwise. Writing a hundred thousand
+    numbers one by one would block the event loop. The two differ in whole floats, in exponents, and in NaN and
+    infinity."""
     written = orjson.dumps(value)
     return None if _ODD_NUMBER.search(written) else written
 

@@ -1,7 +1,7 @@
 """Messages of Envoy's external authorization, `envoy.service.auth.v3`: the fields that the sidecar reads and writes.
 
-Only the numbers of fields matter on the wire, so messages of other packages have short names here. An enumeration whose
-values are numbers of HTTP, or not in order, is an integer. Source: Envoy's published protos (xds).
+Only the numbers of fields matter on the wire, so messages of other packages have short names here, and enumerations are
+integers. Source: Envoy's published protos (xds).
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
 Tag characters can contain whole sentences that no screen shows, bidirectional controls and zero-width characters make
 one text look like another, and escape sequences control a terminal. Hidden characters are the code points that Unicode
-calls default-ignorable, control characters except tab and line ends, line and paragraph separators, and characters that
-only look blank, except joiners and variation selectors that have an effect between visible characters (an emoji,
-Persian).
+calls default-ignorable, control characters except tab and line ends, line and paragraph separators, noncharacters, and
+characters that look blank. Joiners and variation selectors that have an effect on visible characters (in an emoji, in
+Persian) are not hidden.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _UNSEEN = re.compile(f"[{_JOINERS}{_SELECTORS}{_HIDDEN}]")
 
 
 class AmbiguousKeysError(ValueError):
-    """After removing hidden characters, two keys of one object are the same."""
+    """Two keys of one object are equal after hidden characters are removed."""
 
 
 def hidden_in(value: object) -> tuple[str, ...]:
@@ -59,22 +59,26 @@ def hidden_in(value: object) -> tuple[str, ...]:
 
 
 def without_hidden(value: Any) -> Any:
-    """The value without hidden characters, in strings and keys alike. Raises AmbiguousKeysError."""
+    """The JSON value without hidden characters in strings and keys. Raises AmbiguousKeysError if two keys of an object
+    would become equal."""
     return value if _is_plain(value) else _cleaned(value)
 
 
 def revealed(json_text: str) -> str:
-    """An equal JSON text with hidden characters and every joiner as escapes, the same in every version of Python."""
+    """An equal JSON text in which hidden characters, and all joiners and variation selectors, are escaped. The result
+    does not depend on the Unicode version of Python."""
     return _UNSEEN.sub(lambda found: _escape(found[0]), json_text)
 
 
 def shown(text: str) -> str:
-    """A text made safe for a terminal: characters that control it or are invisible are escaped."""
+    """A text that is safe on one line of a terminal: line ends, tabs, and characters that control it or are invisible
+    are escaped."""
     return "".join(character if character.isprintable() else _escape(character) for character in revealed(text))
 
 
 def _is_plain(value: object) -> bool:
-    """A quick check that accepts nearly every value: it has no control character and no candidate for a hidden one."""
+    """Whether a quick check shows that a JSON value has no hidden character; true for nearly every value without
+    one."""
     try:
         raw = orjson.dumps(value)
     except TypeError:
@@ -111,7 +115,7 @@ def _cleaned(value: Any) -> Any:
 
 
 def _clean(text: str) -> str:
-    """Repeats until nothing is found: removing a character can make its neighbour ineffective."""
+    """Removes hidden characters until none is found: after one is removed, a joiner next to it may have no effect."""
     while (cleaned := _FOUND.sub("", text)) != text:
         text = cleaned
     return text

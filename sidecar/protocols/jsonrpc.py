@@ -2,9 +2,9 @@
 
 JSON that two parsers can read differently is the classic way around a gateway, so the caller's bytes are read once,
 strictly, and the forwarded message is serialised from the parsed value. Refused: any encoding but UTF-8, a byte order
-mark, more than one value, arrays at the top, a key twice at any depth, a key that differs from a known one only in
-case, numbers that are not finite or need more than 64 bits, lone surrogates, NUL, and nesting or numbers of values
-beyond a bound.
+mark, more than one value, arrays at the top, a key twice at any depth, a key of a message, its `params` or its `_meta`
+that differs from another or a known one only in case, integers beyond 64 bits, numbers that are not finite, lone
+surrogates, NUL, and nesting or numbers of keys and values beyond a bound.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from sidecar.errors import Reason, Refusal
 
 PARSE_ERROR, INVALID_REQUEST, METHOD_NOT_FOUND, INVALID_PARAMS = -32700, -32600, -32601, -32602
 
-MAX_DEPTH = 32  # MCP's own messages reach a depth of seven
-MAX_KEYS = 10_000
-MAX_VALUES = 100_000  # later steps (schema, digest) take microseconds for each value
-MAX_ANSWER_DEPTH = 100  # of an upstream's answer; a client's stack may end a little deeper
-# Of an upstream's answer. Each takes up to 100 bytes, and finding and parsing it takes up to 0.25 us, in which no other
-# task runs.
+MAX_DEPTH = 32  # threats P8; MCP's own messages reach a depth of seven
+MAX_KEYS = 10_000  # threats P8
+MAX_VALUES = 100_000  # later steps (schema, digest) take microseconds for each value (threats I11)
+MAX_ANSWER_DEPTH = 100  # of an upstream's answer; some clients cannot parse much deeper nesting
+# Of an upstream's answer. Each value takes up to 100 bytes, and up to 0.25 us, in which no other request runs (threats
+# I11).
 MAX_ANSWER_VALUES, MAX_ANSWER_KEYS = 200_000, 100_000
 MAX_ID_CHARS = 256
 INT64_MIN, UINT64_MAX = -(2**63), 2**64 - 1  # integers up to 64 bits pass unchanged
@@ -38,7 +38,7 @@ PARAMS = frozenset(
      "clientInfo", "level", "notifications", "inputResponses", "requestState", "requestId", "progressToken", "task",
      "taskId"}
 )  # fmt: skip
-_DISTINCT = PARAMS | {"message", "configuration", "metadata", "tenant", "id"}  # with A2A's: no two differ only in case
+_DISTINCT = PARAMS | {"message", "configuration", "metadata", "tenant", "id"}  # with A2A's; no two differ in case only
 # Keys of `_meta` that MCP defines; the others are the caller's own.
 META = frozenset(
     {
@@ -58,7 +58,7 @@ _NOT_STRUCTURE = bytes(set(range(256)) - set(b"{}[],:"))
 _DIGITS = bytes(ord("0") if byte in b"0123456789" else ord("e") if byte in b"eE" else 32 for byte in range(256))
 
 Spellings = Mapping[str, str]
-"""Known keys, by their case-folded form: a reader that ignores case treats every variant as the key."""
+"""Known keys, by their case-folded form: a reader that ignores case takes every variant for the key."""
 
 Id = str | int
 
@@ -75,7 +75,8 @@ class Notification(NamedTuple):
 
 
 class Response(NamedTuple):
-    """Exactly one of `result` and `error` is set. `id` is None only in an error about an unreadable message."""
+    """`error` is None in a successful response, whose `result` may be None (null). `id` is None only in an error about
+    an unreadable message."""
 
     id: Id | None
     result: Any = None
@@ -86,9 +87,10 @@ Message = Request | Notification | Response
 
 
 def message_from(envelope: object) -> Message:
-    """Returns a parsed JSON value as one message. Checks its shape completely."""
+    """Returns a parsed JSON value as one message. Raises Refusal(MALFORMED_CALL) if its shape is not that of a request,
+    a notification or a response."""
     if not isinstance(envelope, dict):
-        # One deviation from 2025-03-26, which had batches: no later revision has them, and each was a way around
+        # MCP 2025-03-26 had batches. They are not supported: no later revision has them, and a batch was a way around
         # policy.
         batch = isinstance(envelope, list)
         raise malformed("JSON-RPC batches are not supported" if batch else "a JSON-RPC message is an object")
@@ -136,7 +138,8 @@ def message_from(envelope: object) -> Message:
 
 
 def id_in(envelope: object) -> Id | None:
-    """The id of a parsed JSON value, also if it is not a valid message, so that its sender gets an answer."""
+    """The id of a parsed JSON value, which may not be a valid message, so that its sender gets an answer; None if it
+    has no valid id."""
     if not isinstance(envelope, dict) or "id" not in envelope:
         return None
     try:
@@ -147,7 +150,8 @@ def id_in(envelope: object) -> Id | None:
 
 
 def request_id_in(envelope: object) -> Id | None:
-    """The id of a request, valid or not. The id of a response belongs to its receiver, and is not returned."""
+    """The id of a request, valid or not; None if it has no valid id. The id of a response was chosen by its receiver,
+    and is not returned."""
     if isinstance(envelope, dict) and ("method" in envelope or envelope.keys().isdisjoint(("result", "error"))):
         return id_in(envelope)
     return None
@@ -156,9 +160,10 @@ def request_id_in(envelope: object) -> Id | None:
 def parse_json(
     raw: bytes, *, max_depth: int = MAX_DEPTH, max_keys: int = MAX_KEYS, max_values: int = MAX_VALUES
 ) -> Any:
-    """One JSON value, parsed strictly, as the module says. Raises Refusal(MALFORMED_CALL)."""
-    # As in `parse_answer`: a shorter body has no room for more keys and values, and its number of brackets is what
-    # removing them shortens it by. That takes a third of the time of counting, and ends beyond the bound.
+    """One JSON value, parsed as strictly as CONTRACT 2 and threats P1-P9 require. Raises Refusal(MALFORMED_CALL) for
+    any other bytes."""
+    # A body of at most `max_keys` bytes has no room for too many keys or values. Removing brackets, up to the bound,
+    # shortens the body by their number; that takes a third of the time of counting them. As in `parse_answer`.
     over = max_depth + 1
     if len(raw) > max_keys or len(raw) - len(raw.replace(b"{", b"", over).replace(b"[", b"", over)) > max_depth:
         _refuse_excess(raw, max_depth, max_keys, max_values)
@@ -190,7 +195,8 @@ def _parsed_strictly(raw: bytes) -> Any:
 
 
 def parse_answer(raw: bytes) -> Any:
-    """Parses an upstream's JSON. Checks its size but not its spelling. Raises Refusal(MALFORMED_CALL)."""
+    """Parses an upstream's JSON. Raises Refusal(MALFORMED_CALL) for bytes that are not JSON, or that are beyond the
+    bounds on depth, keys and values. The further checks of `parse_json` are not made."""
     over = MAX_ANSWER_DEPTH + 1
     if len(raw) > MAX_ANSWER_KEYS or len(raw) - len(raw.replace(b"{", b"", over).replace(b"[", b"", over)) >= over:
         _refuse_excess(raw, MAX_ANSWER_DEPTH, MAX_ANSWER_KEYS, MAX_ANSWER_VALUES)
@@ -201,7 +207,8 @@ def parse_answer(raw: bytes) -> Any:
 
 
 def compact_json(value: object, option: int | None = None) -> bytes:
-    """The result of `orjson.dumps` for storage: orjson's own has at least 4 KiB, however short the value is."""
+    """A copy of the result of `orjson.dumps`, for storage: the result itself takes at least 4 KiB, however short it
+    is."""
     return bytes(memoryview(orjson.dumps(value, option=option)))
 
 
@@ -230,12 +237,13 @@ def malformed(detail: str, code: int = INVALID_REQUEST) -> Refusal:
 
 
 def spellings(known: Iterable[str]) -> Spellings:
-    """The known keys of one object, for `refuse_variants`."""
+    """The known keys of one object by their case-folded form, for `refuse_variants`."""
     return {key.casefold(): key for key in known}
 
 
 def refuse_variants(keys: Iterable[str], known: Spellings, where: str) -> None:
-    """Refuses keys of one object that differ from one another, or from a known one, only in case."""
+    """Raises Refusal(MALFORMED_CALL) if two keys of one object differ only in case, or a key differs only in case from
+    a known one (threats P2). `where` names the object."""
     seen = set()
     for key in keys:
         fold = key.casefold()
@@ -252,7 +260,7 @@ def _unparsable(detail: str) -> Refusal:
 
 
 def _check_outcome(envelope: dict[str, Any]) -> None:
-    """Checks a response that is not just a result."""
+    """Checks the members of a message without a method. Raises Refusal(MALFORMED_CALL)."""
     result, error = envelope.get("result"), envelope.get("error")
     # some libraries write both members of every response, one of them null
     has_result = "result" in envelope and (result is not None or "error" not in envelope)
@@ -272,7 +280,7 @@ def _refuse_excess(raw: bytes, max_depth: int, max_keys: int, max_values: int) -
     opened, colons, commas = raw.count(b"{") + raw.count(b"["), raw.count(b":"), raw.count(b",")
     if opened <= max_depth and colons <= max_keys and opened + commas <= max_values:
         return
-    # A parser agrees on where strings begin and end up to the first fault, where it stops.
+    # Up to the first fault, where a parser stops, it finds the same beginnings and ends of strings.
     unescaped = raw.replace(b"\\\\", b"").replace(b'\\"', b"")
     if unescaped.count(b'"') > 2 * (max_keys + max_values):  # every string is a key or a value
         raise _unparsable(f"the body has more than {max_values} values")
@@ -321,8 +329,8 @@ _CHECKING = json.JSONDecoder(
 
 def _is_plain(raw: bytes) -> bool:
     """Whether no number can be out of bounds: none has 19 digits in a row, and either none has an exponent or orjson,
-    which refuses values that are not finite, accepts the text. Checking each number would take half a microsecond for
-    each."""
+    which refuses numbers that are not finite, accepts the text. Checking the numbers one by one would take half a
+    microsecond for each."""
     digits = raw.translate(_DIGITS)
     return b"0" * 19 not in digits and (b"0e" not in digits or _orjson_reads(raw))
 

@@ -1,14 +1,14 @@
 """Finds text that looks like a secret.
 
-Each class is a `Finder`: the spans that begin within a slice of a text. There are two kinds, both fast on any text:
-tokens are found by a literal that begins them or is part of them, and each run of characters is read once; numbers are
-short, so each position costs at most their length. A number that only has the shape of its class is ignored: cards pass
-Luhn's check, bank accounts modulo 97.
+Each class has a `Finder`, which finds the spans that begin within a slice of a text. There are two kinds, both fast on
+any text (threats C1): tokens are found by a literal that begins them or is part of them, and each run of characters is
+read once; numbers are short, so each position costs at most their length. A number that only has the shape of its class
+is ignored: cards must pass Luhn's check, bank accounts the check modulo 97.
 
     email         local@domain.tld; letters of any script
-    card          13 to 19 digits that pass Luhn's check, whole or in the groups that cards are printed in
+    card          13 to 19 digits, the first from 2 to 6, whole or in the groups that cards are printed in
     bearer        the credential after "Bearer" or "Basic"
-    jwt           three parts in base64url that begin as JSON does
+    jwt           two to five parts in base64url, of which the first begins like a JSON object
     api_key       keys whose makers mark them: AWS, GitHub, GitLab, Slack, Stripe, Google, Anthropic, OpenAI, npm, PyPI
     private_key   a PEM block, to its end
     iban          an account number of a country of the registry, whole or in groups of four
@@ -26,11 +26,11 @@ from typing import Final
 Span = tuple[int, int]
 Finder = Callable[[str, int, int, list[Span]], int]
 """(text, start, stop, spans): adds the spans that begin in text[start:stop], or that are identified there and begin up
-to `LOCAL_CHARS` before it; returns the position to continue from, at least `stop`.
+to `LOCAL_CHARS` before it. Returns the position to continue from, at least `stop`.
 """
 
 MIN_CHARS: Final = 6  # `a@b.co`: the shortest text with a match of any class
-_NUMBER_CHARS: Final = 64  # longer than any number, with its separators and the characters that must not follow it
+_NUMBER_CHARS: Final = 64  # longer than any number, with its separators and the characters that are checked after it
 _MIN_PREFIXED: Final = 8
 _DIGITS: Final = frozenset(string.digits)
 _ALNUM: Final = frozenset(string.ascii_letters + string.digits)
@@ -43,7 +43,7 @@ LOCAL_CHARS, _DOMAIN_CHARS = 64 * 1024, 1024  # far beyond the limits, 64 and 25
 
 
 def find_emails(text: str, start: int, stop: int, spans: list[Span]) -> int:
-    """Around each @ with a name before it and a domain with a dot after it."""
+    """Finds an address around each @ that has a name before it and a domain with a dot after it."""
     left = 0
     at = text.find("@", start, stop)
     if at > 0:
@@ -75,7 +75,7 @@ _CREDENTIAL = re.compile(
 
 
 def find_bearers(text: str, start: int, stop: int, spans: list[Span]) -> int:
-    """The credential after the keyword, without the keyword."""
+    """Finds the credential after `Bearer` or `Basic`, without that keyword."""
     looked = stop
     for word in _WORDS_BEFORE:
         at = text.find(word, start, stop + len(word))
@@ -94,7 +94,7 @@ _JWT_REST = re.compile(r"\.[A-Za-z0-9_-]{4,}(?:\.[A-Za-z0-9_-]*){0,3}")
 
 
 def find_jwts(text: str, start: int, stop: int, spans: list[Span]) -> int:
-    """Tokens that begin with `eyJ`, which is `{"` in base64."""
+    """Finds tokens that begin with `eyJ`, which is `{"` in base64."""
     at = text.find("eyJ", start, stop + 2)
     while 0 <= at < stop:
         run = _RUN.match(text, at)
@@ -109,7 +109,7 @@ def find_jwts(text: str, start: int, stop: int, spans: list[Span]) -> int:
     return stop
 
 
-# Marks, and the least number of characters after each. Sources: the makers' own documentation of secret scanning.
+# Marks, and the minimum number of characters after each. Sources: the makers' own documentation of secret scanning.
 API_KEYS: Final[Mapping[str, int]] = {
     "AKIA": 16, "ASIA": 16,
     "ghp_": 20, "gho_": 20, "ghu_": 20, "ghs_": 20, "ghr_": 20, "github_pat_": 20, "glpat-": 16,
@@ -120,7 +120,8 @@ API_KEYS: Final[Mapping[str, int]] = {
 
 
 def prefixed(marks: Mapping[str, int]) -> Finder:
-    """Tokens that begin with one of these marks at the beginning of a word, and have at least the given length."""
+    """A finder of tokens that begin with one of these marks, at the beginning of a word, and have at least the given
+    number of characters after it."""
     longest = max(map(len, marks))
 
     def find(text: str, start: int, stop: int, spans: list[Span]) -> int:
@@ -141,7 +142,7 @@ def prefixed(marks: Mapping[str, int]) -> Finder:
 
 
 def prefixed_alike(prefixes: tuple[str, ...]) -> Finder:
-    """A finder for an operator's own token prefixes."""
+    """A finder of tokens with an operator's own prefixes, and at least eight characters after them."""
     return prefixed(dict.fromkeys(prefixes, _MIN_PREFIXED))
 
 
@@ -151,8 +152,8 @@ _KEY_END = re.compile(r"-----END [A-Z0-9 ]{0,60}-----")
 
 
 def find_private_keys(text: str, start: int, stop: int, spans: list[Span]) -> int:
-    """A PEM block with its lines. One without an end extends to the end of the text, because half a key is also a
-    secret."""
+    """Finds PEM blocks of private keys. One without an end extends to the end of the text, because a part of a key is
+    also a secret."""
     at = text.find(_KEY_BEGIN, start, stop + len(_KEY_BEGIN))
     while 0 <= at < stop:
         head = _KEY_HEAD.match(text, at)
@@ -169,7 +170,8 @@ def find_private_keys(text: str, start: int, stop: int, spans: list[Span]) -> in
 
 
 def _numbers(pattern: re.Pattern[str], true_end: Callable[[str], int]) -> Finder:
-    """Each match of a pattern of at most `_NUMBER_CHARS`; `true_end` gives how much of it is a number of the class."""
+    """A finder of the matches of a pattern, of at most `_NUMBER_CHARS`; `true_end` returns how many characters of a
+    match are a number of the class, 0 for none."""
 
     def find(text: str, start: int, stop: int, spans: list[Span]) -> int:
         end, at = min(len(text), stop + _NUMBER_CHARS), start
@@ -194,14 +196,14 @@ _DOUBLED = (0, 2, 4, 6, 8, 1, 3, 5, 7, 9)
 
 
 def passes_luhn(digits: str) -> bool:
-    """The check of ISO/IEC 7812-1, annex B."""
+    """Whether digits pass the check of ISO/IEC 7812-1, annex B."""
     total = sum(map(int, digits[-1::-2])) + sum(_DOUBLED[int(digit)] for digit in digits[-2::-2])
     return total % 10 == 0
 
 
 def _card_end(found: str) -> int:
-    """Returns the whole number, or without its last group, because a card in groups may be followed by another
-    number."""
+    """The end of the card number in a match, 0 for none. The last group may not belong to it, because another number
+    may follow a card in groups."""
     for end in (len(found), max(found.rfind(" "), found.rfind("-"))):
         digits = found[: max(end, 0)].replace(" ", "").replace("-", "")
         if 13 <= len(digits) <= 19 and passes_luhn(digits):
@@ -210,7 +212,7 @@ def _card_end(found: str) -> int:
 
 
 def is_card(number: int) -> bool:
-    """Whether a JSON number is a card number."""
+    """Whether a JSON integer is a card number by its digits."""
     digits = str(abs(number))
     return 13 <= len(digits) <= 19 and digits[0] in "23456" and passes_luhn(digits)
 
@@ -245,7 +247,7 @@ def _iban_end(found: str) -> int:
 
 
 def _end_of(text: str, length: int) -> int:
-    """The end of this number of characters, not counting blanks."""
+    """The position after this number of characters, not counting blanks; the end of the text if it has fewer."""
     kept = 0
     for end, character in enumerate(text, 1):
         kept += character != " "

@@ -1,8 +1,8 @@
 """Parses and writes server-sent events.
 
 The incremental parser of `text/event-stream` (WHATWG HTML, 9.2.6) returns whole events, including those without data:
-MCP 2025-11-25 primes streams with an id and empty data, and announces polling by `retry` alone. Lines and events are
-bounded, because the input is the upstream's.
+MCP 2025-11-25 begins a stream with an event that has an id and empty data, and announces polling by an event with
+`retry` alone. Lines and events are bounded, because the input comes from an upstream.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 @dataclass(frozen=True, slots=True)
 class SseEvent:
-    """One event. `data` is None without a data line; `comment` marks a keep-alive, which has nothing else."""
+    """One event. `data` is None without a data line, `id` and `retry_ms` are None if they are not given; `comment`
+    stands for a comment line, such as a keep-alive, whose text is dropped."""
 
     data: str | None = None
     id: str | None = None
@@ -28,8 +29,8 @@ class SseEvent:
 
     @property
     def message(self) -> str:
-        """The data of an event that carries a message: its type is `message`, or it has none. "" for any other event,
-        such as a `ping` or `heartbeat` with data, which is skipped."""
+        """The data of an event whose type is `message` or not given; "" for any other event, such as a `ping` or
+        `heartbeat` with data, which is not a message."""
         return self.data or "" if self.event in ("", "message") else ""
 
 
@@ -39,12 +40,12 @@ _NOTHING = SseEvent()
 
 @dataclass(slots=True)
 class SseParser:
-    """Feed it chunks; it returns the events that each chunk completed, wherever the bytes were split. `max_event_bytes`
-    bounds each line, and the lines of one event together; comments and unknown fields are dropped."""
+    """Parses a stream in chunks, which may be split anywhere. `max_event_bytes` bounds each line, and the values of one
+    event together. Each comment line becomes `COMMENT`; unknown fields are dropped."""
 
     max_event_bytes: int = MAX_LINE_BYTES
     _rest: bytearray = field(default_factory=bytearray)  # of an incomplete line
-    _after_return: bool = False  # the last chunk ended in CR: a following LF belongs to it
+    _after_return: bool = False  # the last chunk ended in CR, so an LF at the beginning of the next one belongs to it
     _begun: bool = False
     _event_bytes: int = 0
     _data: bytearray | None = None
@@ -54,18 +55,19 @@ class SseParser:
 
     @property
     def held_bytes(self) -> int:
-        """The number of bytes held of an incomplete event."""
+        """The number of bytes that are held of the incomplete event and its incomplete line."""
         return self._event_bytes + len(self._rest)
 
     def feed(self, chunk: bytes) -> list[SseEvent]:
-        """Raises Refusal(RESPONSE_REFUSED) for an event beyond the bound or a field that is not UTF-8."""
+        """Returns the events that this chunk completes. Raises Refusal(RESPONSE_REFUSED) for a line or an event beyond
+        the bound, and for a field that is not UTF-8."""
         if not chunk:
             return []
         if self._after_return:
             chunk = chunk.removeprefix(b"\n")
         self._after_return = chunk.endswith(b"\r")
         events: list[SseEvent] = []
-        # Only the chunk is searched for line ends: a line in a million pieces costs no more than a line in one piece.
+        # Only the new chunk is searched for line ends: a line in a million pieces costs no more than one in one piece.
         for piece in chunk.splitlines(keepends=True):
             line = piece.rstrip(b"\r\n")
             ended = len(line) < len(piece)
@@ -134,18 +136,19 @@ def _text(raw: bytes | bytearray) -> str:
 
 
 def encode_event(data: bytes, *, id: str | None = None) -> bytes:
-    """One message as an event. `data` holds no line break: it is JSON that the sidecar wrote."""
+    """One message as an event. `data` must have no line break: it is JSON that the sidecar wrote."""
     head = b"" if id is None else b"id: " + id.encode() + b"\n"
     return head + b"event: message\ndata: " + data + b"\n\n"
 
 
 def encode_endpoint(address: str) -> bytes:
-    """The first event of an HTTP+SSE stream (MCP 2024-11-05): the client's address for POSTs, on one line."""
+    """The first event of an HTTP+SSE stream (MCP 2024-11-05). `address` is where the client POSTs, on one line."""
     return f"event: endpoint\ndata: {address}\n\n".encode()
 
 
 def encode_hint(*, id: str | None, retry_ms: int | None, data: bool) -> bytes:
-    """An event that carries no message: a resumption point, a polling interval, or both."""
+    """An event without a message: a resumption point (`id`), a polling interval, or both; with `data`, an empty data
+    line."""
     lines = ("" if id is None else f"id: {id}\n", "" if retry_ms is None else f"retry: {retry_ms}\n")
     return ("".join(lines) + ("data: \n\n" if data else "\n")).encode()
 
@@ -154,5 +157,5 @@ KEEP_ALIVE = b": keep-alive\n\n"
 
 
 def encode_farewell(why: str) -> bytes:
-    """The end of a stream that has no final message: a comment, which every reader skips."""
+    """The end of a stream without a final message: a comment, which every reader skips. `why` must be one line."""
     return f": closed, {why}\n\n".encode()

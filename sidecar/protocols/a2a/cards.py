@@ -1,12 +1,12 @@
 """Reads and rewrites agent cards.
 
-A card is read in either format, and rewritten. Every address in it becomes the sidecar's: the interfaces, and mentions
-of the agent's own host in texts. It states how callers authenticate to the sidecar, because the agent's own
-requirements concern only the sidecar; its skills are those that this caller may use; and its signatures are the
-sidecar's or absent, because the agent signed another card. No address in a card is ever called.
+A card is read in the format of either version, and rewritten. Its interfaces become the sidecar's, and so does every
+address on the agent's own hosts that a text contains. The card states how callers authenticate to the sidecar, because
+the agent's own requirements concern only the sidecar; its skills are those that this caller may use; and its signatures
+are the sidecar's or absent, because the agent signed another card. The sidecar calls no address that a card names.
 
-One document has both formats, like that of the official SDK's servers: no two members with the same name differ, except
-the security schemes, where one object holds both.
+One document can have both formats, like that of the official SDK's servers: members with the same name are equal in
+both, except the security schemes, where one object has the members of both.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from sidecar.protocols.canonical import canonical_json
 MAX_SKILLS: Final = 1000
 MAX_OTHERS: Final = 100  # maximum number of extensions, schemes, requirements and signatures each
 MAX_INTERFACES: Final = 20
-MAX_SAFE: Final = 2**53  # a larger number in a Struct is a double and loses precision
+MAX_SAFE: Final = 2**53  # every number in a Struct is a double, and a larger integer loses precision
 _MOST: Final[Mapping[str, int]] = {
     "skills": MAX_SKILLS,
     "supportedInterfaces": MAX_INTERFACES,
@@ -40,7 +40,7 @@ VERSIONS: Final[Mapping[Version, str]] = {"0.3": cards03.VERSION, "1.0": "1.0"}
 
 
 class Interface(NamedTuple):
-    """One address of the sidecar, and its protocol."""
+    """One address of the sidecar, with its binding, its version of A2A, and the tenant that callers name there."""
 
     url: str
     binding: Binding
@@ -49,7 +49,8 @@ class Interface(NamedTuple):
 
 
 class SecurityScheme(NamedTuple):
-    """A way for callers to authenticate: a bearer token of some `form` ("" if opaque), or a key in the `header`."""
+    """A way for callers to authenticate: with a `header`, a key in it; otherwise a bearer token of some `form` ("" if
+    opaque)."""
 
     name: str
     form: str = ""
@@ -77,7 +78,7 @@ class Security(NamedTuple):
 
     @property
     def requirements(self) -> list[Json]:
-        """The requirements in the form of 1.0: any one of the list is enough."""
+        """The requirements in the form of 1.0: any one of the list is enough; [] if authentication is optional."""
         return [] if self.optional else [{"schemes": {way.name: {}}} for way in self.ways]
 
 
@@ -93,8 +94,8 @@ class CardSigner(NamedTuple):
 
 
 def read(given: object) -> Json:
-    """The canonical card of a card in either format; a card with both formats is read as 1.0. Raises
-    UnreadableMessage."""
+    """The canonical card of a card in either format; a card with both formats is read as 1.0. Raises UnreadableMessage
+    if it is not a valid card, or fails `check`."""
     if not isinstance(given, dict):
         raise UnreadableMessage("", "must be an object")
     is_10 = "supportedInterfaces" in given or "supported_interfaces" in given
@@ -104,7 +105,8 @@ def read(given: object) -> Json:
 
 
 def check(card: Read) -> None:
-    """Checks the required parts of a canonical card from any binding. Raises UnreadableMessage."""
+    """Checks a canonical card from any binding. Raises UnreadableMessage if it lacks a name, a version, capabilities or
+    the id of a skill, if two skills have the same id, or if it has more entries than the bounds allow."""
     for name in ("name", "version"):
         if not card.get(name):
             raise UnreadableMessage(f"/{name}", "is missing")
@@ -133,9 +135,9 @@ def ours(
     has_extended: bool,
     security: Security = BEARER,
 ) -> Json:
-    """The canonical card as the sidecar presents it to one caller: at its `interfaces`, at least one, with the skills
-    that the caller `may_use`. `agent_url` is the agent's address; `has_extended`: an authenticated caller receives a
-    larger card."""
+    """The canonical card as the sidecar presents it to one caller: with the sidecar's `interfaces`, at least one, and
+    the skills whose ids the caller `may_use`. `agent_url` is the agent's address; `has_extended`: an authenticated
+    caller can request a larger card."""
     strangers = _Strangers.of(card, interfaces, agent_url)
     kept = {name: card[name] for name in ("name", "description", "version") if name in card}
     kept |= {name: card[name] for name in ("defaultInputModes", "defaultOutputModes") if name in card}
@@ -175,14 +177,16 @@ def ours(
 
 
 class _CardPlace(NamedTuple):
-    """The target of an address; no host if it has none."""
+    """The target of an address: its host, "" if it has none, and its port, None if neither the address nor its scheme
+    determines one."""
 
     host: str
     port: int | None
 
 
 class _Strangers:
-    """The hosts that are the agent's alone, and its ports on hosts that the sidecar shares, to be found in texts."""
+    """Finds the agent's addresses in texts: those on hosts that the sidecar has no address on, and those on the agent's
+    ports of hosts that it shares with the sidecar. `instead` replaces them."""
 
     def __init__(self, hosts: set[str], places: set[_CardPlace], instead: str) -> None:
         self._hosts = hosts
@@ -200,7 +204,7 @@ class _Strangers:
         return cls(hosts, places, interfaces[0].url)
 
     def is_web(self, url: str) -> bool:
-        """Whether this is valid in a card as a web address."""
+        """Whether this is an http or https address that does not contain one of the agent's."""
         place = _place(url)
         is_theirs = place.host in self._hosts or place in self._places or self.are_in(url)
         return place.host != "" and url.lower().startswith(("http://", "https://")) and not is_theirs
@@ -209,7 +213,8 @@ class _Strangers:
         return self._pattern.search(text) is not None
 
     def replaced(self, value: Any) -> Any:
-        """The value with the sidecar's address in place of each of the agent's."""
+        """The JSON value with the sidecar's address in place of each of the agent's, in strings and names of
+        members."""
         if isinstance(value, str):
             return self._pattern.sub(lambda _: self._instead, value)
         if isinstance(value, list):
@@ -220,14 +225,14 @@ class _Strangers:
 
 
 def hiding(agent_url: str, instead: str) -> Callable[[Any], Any]:
-    """Returns a function that replaces the agent's address in the agent's answers."""
+    """Returns a function that replaces addresses on the agent's host by `instead`, in the JSON of its answers."""
     return _Strangers({_place(agent_url).host} - {""}, set(), instead).replaced
 
 
 def _naming(hosts: set[str], places: set[_CardPlace]) -> re.Pattern[str]:
-    """A pattern for addresses that name one of these hosts. A name with a dot in it also matches alone; a single label,
-    as in a cluster, matches only with a scheme or a port, because it may mean something else. Every repetition is
-    bounded, because the text is untrusted."""
+    """A pattern for addresses on these hosts or at these places. A host name with a dot also matches alone; a single
+    label, as in a cluster, matches only with a scheme or a port, because it may be an ordinary word. Every repetition
+    is bounded, because the text is untrusted."""
     colon = r"(?::|%3a)"  # it may be in the query of another address
     scheme = rf"[a-z][a-z0-9+.-]{{0,15}}{colon}(?://|%2f%2f)(?:[^\s/@]{{0,100}}@)?"
     path = r"(?:(?:[/?#]|%2f)[^\s<>\"')\]]{0,2000}(?<![.,;:!?]))?"  # punctuation that ends a sentence is excluded
@@ -250,7 +255,7 @@ def _any_of(hosts: Iterable[str]) -> str:
 
 
 def _place(url: str) -> _CardPlace:
-    """The target of an address, also without a scheme, like in cards for gRPC."""
+    """The target of an address, which may have no scheme, like those for gRPC in cards."""
     try:
         split = urlsplit(url if "://" in url else f"//{url}")
     except ValueError:
@@ -263,8 +268,8 @@ def _place(url: str) -> _CardPlace:
 
 
 def document(card: Read, signer: CardSigner | None = None) -> Json:
-    """The JSON of a rewritten card: that of 1.0, and in the same document that of 0.3 if the sidecar speaks it. Clients
-    of each version verify its own members, so there is a signature for each."""
+    """The JSON of a rewritten card: that of 1.0, and in the same document that of 0.3 if one of its interfaces is of
+    0.3. A client verifies the members of its own version, so there is a signature for each; none without a `signer`."""
     written, payloads = dict(card), [_with_doubles(card)]
     if any(version_meant(one["protocolVersion"]) == "0.3" for one in card["supportedInterfaces"]):
         old = cards03.to_json(card)
@@ -276,7 +281,7 @@ def document(card: Read, signer: CardSigner | None = None) -> Json:
 
 
 def signed(card: Read, signer: CardSigner | None) -> Json:
-    """The rewritten card with the sidecar's signature, as a message of 1.0."""
+    """The rewritten card as a message of 1.0, with the sidecar's signature if there is a `signer`."""
     return dict(card) if signer is None else {**card, "signatures": [_signature(_with_doubles(card), signer)]}
 
 
@@ -313,7 +318,7 @@ def _schemes(schemes: Iterable[Read]) -> list[str]:
 
 
 def _merged(one: Any, other: Any) -> Any:
-    """`one`, with the members that only `other` has; lists have the same items in the same order."""
+    """`one`, with the members that only `other` has, at any depth. Lists of equal length are merged item by item."""
     if isinstance(one, dict) and isinstance(other, dict):
         both = {name: _merged(one[name], other[name]) if name in other else one[name] for name in one}
         return both | {name: value for name, value in other.items() if name not in one}
@@ -323,7 +328,7 @@ def _merged(one: Any, other: Any) -> Any:
 
 
 def _signature(card: Read, signer: CardSigner) -> Json:
-    """A JWS with detached payload over the canonical form of a card without signatures and empty values."""
+    """A JWS with a detached payload: the canonical form of the card, without signatures and empty values."""
     header = {"alg": signer.algorithm, "kid": signer.kid, "typ": "JOSE"}
     protected = base64url.encode(json.dumps(header, separators=(",", ":")).encode())
     payload = {name: value for name, value in card.items() if name != "signatures"}
@@ -332,7 +337,8 @@ def _signature(card: Read, signer: CardSigner) -> Json:
 
 
 def _without_defaults_03(card: Read) -> Json:
-    """A card of 0.3 in the form of its verifiers: 0.3 omits values that equal their defaults."""
+    """A card of 0.3 in the form over which clients verify a signature: without values that equal their defaults, such
+    as the `type` of a security scheme."""
     rest = dict(card)
     for name, default in (("preferredTransport", cards03.DEFAULT_TRANSPORT), ("protocolVersion", cards03.VERSION)):
         if rest.get(name) == default:
@@ -346,7 +352,7 @@ def _without_defaults_03(card: Read) -> Json:
 
 
 def _with_doubles(value: Any) -> Any:
-    """The value with numbers in the form of 1.0's readers: in a Struct every number is a double."""
+    """The JSON value with long integers as doubles, which they are for readers of 1.0."""
     if isinstance(value, dict):
         return {name: _with_doubles(inner) for name, inner in value.items()}
     if isinstance(value, list):
@@ -356,7 +362,7 @@ def _with_doubles(value: Any) -> Any:
 
 
 def _filled(value: Any) -> Any:
-    """The value without empty texts, lists and objects at any depth."""
+    """The JSON value without null, empty texts, lists and objects, at any depth."""
     if isinstance(value, dict):
         members = {name: _filled(inner) for name, inner in value.items()}
         return {name: inner for name, inner in members.items() if not _is_empty(inner)}

@@ -1,8 +1,9 @@
 """Converts agent cards between A2A 0.3 and 1.0.
 
-0.3 has one main address with further ones in addition, where 1.0 has a list. It states security requirements in
-OpenAPI's form, and the existence of an extended card at the top level. Its JSON and its Protocol Buffers differ only in
-security. The official compatibility layer is the reference in both directions.
+Where 1.0 has a list of interfaces, 0.3 has one main address and a list of additional ones. It states security
+requirements in OpenAPI's form, and the existence of an extended card at the top level. Its JSON and its Protocol
+Buffers differ in security, and in members that are false, which Protocol Buffers cannot distinguish from absent ones.
+The official compatibility layer is the reference in both directions.
 """
 
 from __future__ import annotations
@@ -59,7 +60,8 @@ TYPES: Final = {scheme: type_ for type_, (scheme, _) in _SCHEMES.items()}
 
 
 def from_json(given: object) -> Json:
-    """The canonical card of a card in 0.3's JSON. Raises UnreadableMessage."""
+    """The canonical card of a card in the JSON of 0.3. Raises UnreadableMessage if it has no capabilities, or a member
+    of it is not valid."""
     card = CARD03.read("AgentCard", given, defaults=True)
     if "capabilities" not in card:
         raise UnreadableMessage("/capabilities", "is missing")
@@ -97,7 +99,8 @@ def from_proto(card: Read) -> Json:
 
 
 def to_json(card: Read) -> Json:
-    """A card of 0.3. Raises UnreadableMessage if it has no interface of 0.3, or members that 0.3 cannot express."""
+    """A canonical card in the JSON of 0.3. Raises UnreadableMessage if it has no interface of 0.3, or a security scheme
+    that is not valid there. A device flow and `pkceRequired`, which 0.3 lacks, are left out."""
     said = _card_03(card, _requirements_03)
     schemes = card.get("securitySchemes", {})
     if schemes:
@@ -115,7 +118,8 @@ def to_json(card: Read) -> Json:
 
 
 def to_proto(card: Read) -> Json:
-    """An `AgentCard` of the Protocol Buffers of 0.3. Raises UnreadableMessage if it has no interface of 0.3."""
+    """A canonical card as an `AgentCard` of the Protocol Buffers of 0.3. Raises UnreadableMessage if it has no
+    interface of 0.3."""
     said = _card_03(card, list)
     if "securitySchemes" in card:
         said["securitySchemes"] = card["securitySchemes"]
@@ -175,7 +179,8 @@ def _scheme_10(scheme: Read, at: str) -> Json:
 
 
 def _flow_10(flows: Read, at: str) -> Json:
-    """The only flow that 1.0 allows: the last in this order, like in the official layer."""
+    """The flow for 1.0, which allows one only: the last in the order of `_FLOWS`, like in the official layer. All are
+    checked."""
     found: Json = {}
     for name, needed in _FLOWS.items():
         for member in needed:

@@ -1,7 +1,7 @@
 """The errors of A2A in each binding.
 
-One row for each error of A2A 1.0, 5.4. 0.3 has the first seven. The errors of JSON-RPC follow. An error is passed on by
-its name, whatever its binding.
+There is one row for each error of A2A 1.0, 5.4, of which 0.3 has the first seven, then the errors of JSON-RPC. An error
+keeps its `reason` when it passes from one binding to another.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ ERROR_INFO: Final = "type.googleapis.com/google.rpc.ErrorInfo"
 
 
 class AgentErrorKind(NamedTuple):
-    """One kind of error: the `reason` of `google.rpc.ErrorInfo`, and the codes of JSON-RPC, HTTP and gRPC."""
+    """One kind of error: the `reason` of `google.rpc.ErrorInfo`, the codes of JSON-RPC, HTTP and gRPC, and the message
+    for errors that have none of their own."""
 
     reason: str
     code: int
@@ -24,7 +25,8 @@ class AgentErrorKind(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The name in 0.3. Over gRPC, 0.3 identifies its errors only by the name: `TaskNotFoundError: …`."""
+        """The name in 0.3. Over gRPC, 0.3 identifies an error only by this name in the message: `TaskNotFoundError:
+        …`."""
         words = self.reason.removesuffix("_ERROR").split("_")
         return _NAMES.get(self.reason) or "".join(word.capitalize() for word in words) + "Error"
 
@@ -65,8 +67,8 @@ OF_03: Final = frozenset(kind.reason for kind in KINDS[:7]) | {kind.reason for k
 
 
 class AgentError(NamedTuple):
-    """An agent's error as received. `code` is JSON-RPC's, also for other bindings; `data` are details as a list of
-    objects with `@type` (1.0), whatever their form."""
+    """An agent's error as received. `code` is that of JSON-RPC, also for other bindings; `data` are its details,
+    objects with `@type` as in 1.0."""
 
     code: int
     message: str
@@ -74,5 +76,5 @@ class AgentError(NamedTuple):
 
     @property
     def kind(self) -> AgentErrorKind:
-        """Its kind; an error that A2A does not define is an internal error."""
+        """Its kind; INTERNAL_ERROR for a code that A2A does not define."""
         return BY_CODE.get(self.code, BY_REASON["INTERNAL_ERROR"])

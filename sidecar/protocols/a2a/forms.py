@@ -1,10 +1,11 @@
 """The form of parameters and results in each version and binding.
 
-    1.0                  ProtoJSON of its Protocol Buffers, which is the canonical form (`messages.py`)
-    0.3, JSON-RPC        JSON of its own
-    0.3, everywhere else ProtoJSON of its own Protocol Buffers
+    1.0             ProtoJSON of its Protocol Buffers, which is the canonical form (`messages.py`)
+    0.3, JSON-RPC   a separate JSON
+    0.3, gRPC       ProtoJSON of the Protocol Buffers of 0.3
+    0.3, HTTP+JSON  the same, except for cards, which are in the JSON of JSON-RPC
 
-A form converts messages to the canonical one when reading, and from it when writing; `v03.py` has those of 0.3.
+Reading converts a message to the canonical form, and writing converts it back. `v03.py` has the conversions of 0.3.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ Params = dict[str, Any]
 
 
 class CanonicalForm:
-    """The form of 1.0. As in every form, input is checked, and the sidecar's own output is not."""
+    """The form of 1.0. Reading checks a message, and raises UnreadableMessage; writing returns it unchanged."""
 
     def read_params(self, operation: Operation, given: object) -> Params:
         name = operation.request
@@ -39,7 +40,7 @@ class CanonicalForm:
 
 
 class HttpJsonForm(ProtoForm):
-    """Like `ProtoForm`, but cards are JSON of 0.3, as in the official SDK."""
+    """Like `ProtoForm`, but cards are in the JSON of 0.3, as in the official SDK."""
 
     def read_result(self, operation: Operation, given: object) -> Params:
         return (JSON_FORM if operation is CARD else PROTO_FORM).read_result(operation, given)

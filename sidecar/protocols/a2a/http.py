@@ -1,10 +1,10 @@
 """Maps HTTP+JSON addresses to operations, and back.
 
-    GET  /tasks/{task}?historyLength=5          1.0, perhaps below a tenant: /{tenant}/tasks/…
+    GET  /tasks/{task}?historyLength=5          1.0; with a tenant /{tenant}/tasks/{task}
     POST /v1/tasks/{task}:cancel                0.3
 
 A path is split before it is decoded, and decoded once, segment by segment: `%2F` is part of an id, and never a
-separator. A verb after a colon is the same in every encoding of the colon.
+separator. A verb follows a colon, which may be percent-encoded.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ _QUERY = re.compile(r"(?:[A-Za-z0-9._~!$'()*,;:@/?\-]|%[0-9A-Fa-f]{2}|\+|&|=)*\Z
 
 
 class RestAddress(NamedTuple):
-    """The target of a path. `allowed` are the path's HTTP methods, if the used one is not among them."""
+    """The target of a path: the operation, its route, the tenant, and the ids `task` and `config`. If the path does not
+    have the HTTP method, operation and route are None, and `allowed` are the methods that it has."""
 
     operation: Operation | None
     route: OperationRoute | None
@@ -37,7 +38,8 @@ class RestAddress(NamedTuple):
 
 
 def address_of(verb: str, path: str, version: Version) -> RestAddress | None:
-    """The operation of a raw path; None if there is none. Raises UnreadableMessage for a path that is not plain."""
+    """The target of a raw path; None if no operation has it. `verb` is the HTTP method. Raises UnreadableMessage for a
+    segment that is empty, `.` or `..`, not in UTF-8, not printable, or longer than MAX_ID_CHARS."""
     if path == "" or path[0] != "/":
         return None
     segments = [_decoded(segment) for segment in path[1:].split("/")]
@@ -78,7 +80,7 @@ def _matches(
 
 
 def _fits(wanted: list[str], segments: list[str]) -> Mapping[str, str] | None:
-    """The ids in a path of the given shape, otherwise None."""
+    """The ids in a path of the given shape; None if it has another shape."""
     if len(wanted) != len(segments):
         return None
     ids: dict[str, str] = {}
@@ -98,7 +100,8 @@ def _fits(wanted: list[str], segments: list[str]) -> Mapping[str, str] | None:
 
 
 def query_of(text: str) -> Mapping[str, str]:
-    """The parameters of a raw query. Raises UnreadableMessage for a parameter that is repeated or not plain."""
+    """The parameters of a raw query, decoded. Raises UnreadableMessage for a parameter that is repeated, for a
+    character that a query must not contain, for NUL, and for text that is not UTF-8."""
     found: dict[str, str] = {}
     if not _QUERY.match(text):
         raise UnreadableMessage("", "has a query that is not plain")
@@ -117,7 +120,8 @@ def query_of(text: str) -> Mapping[str, str]:
 
 
 def typed(schema: Schema, message: str, query: Mapping[str, str]) -> dict[str, Any]:
-    """A query's parameters as values that the schema reads. Unknown parameters are dropped like unknown fields."""
+    """A query's parameters as values that the schema reads. Unknown parameters are dropped like unknown fields. Raises
+    UnreadableMessage for a value of a bool other than `true` and `false`."""
     spelled, values = schema.messages[message].spelled, dict[str, Any]()
     for name, text in query.items():
         one = spelled.get(name)
@@ -135,8 +139,8 @@ def typed(schema: Schema, message: str, query: Mapping[str, str]) -> dict[str, A
 
 
 def path_to(route: OperationRoute, ids: Mapping[str, str], tenant: str = "") -> str:
-    """The path of an operation, each id encoded as one segment. Raises UnreadableMessage for an id that could still
-    change the path: servers take `..` as the parent, and many decode a slash too early."""
+    """The path of an operation, each id encoded as one segment. Raises UnreadableMessage for an id or tenant that has
+    `.` or `..` as a part between slashes: servers take `..` as the parent, and many decode a slash too early."""
     path = route.path
     for place, name in _PLACES.items():
         if place in path:
@@ -151,7 +155,7 @@ def _segment(name: str) -> str:
 
 
 def query_from(values: Iterable[tuple[str, Any]]) -> str:
-    """Values as a query, `?` included; "" if there are none."""
+    """Names and values as a query, including the `?`; "" if there are none."""
     pairs = [f"{quote(name, safe='')}={quote(_plain(value), safe='')}" for name, value in values]
     return "?" + "&".join(pairs) if pairs else ""
 

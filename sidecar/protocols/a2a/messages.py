@@ -1,9 +1,9 @@
 """The message types of A2A 1.0 and of both forms of 0.3.
 
 The messages of 1.0 are the canonical form: policy, limits and audit see them, whatever the version and binding of a
-call, and the agent's own form is made from them. 0.3 has Protocol Buffers, whose ProtoJSON is the body of its
-HTTP+JSON, and a separate JSON for JSON-RPC; `v03.py` converts both. Sources: the Protocol Buffers of the A2A
-specifications 1.0.1 and 0.3, and the JSON Schema of 0.3.
+call, and the message for the agent is made from them. 0.3 has Protocol Buffers, whose ProtoJSON is the body of its
+HTTP+JSON, and a separate JSON for JSON-RPC; `v03.py` converts both, and `cards03.py` has the cards of that JSON.
+Sources: the Protocol Buffers of the A2A specifications 1.0.1 and 0.3, and the JSON Schema of 0.3.
 """
 
 from __future__ import annotations

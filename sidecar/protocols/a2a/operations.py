@@ -1,7 +1,7 @@
 """The operations of A2A and their names in each version and binding.
 
-There is one row for each; policy sees the same action under all of its names. Source: A2A 1.0, 5.3; A2A 0.3, 3.5.6; and
-the Protocol Buffers of both.
+There is one row for each operation; policy sees the same action for all of its names (CONTRACT 1.4). Sources: A2A 1.0,
+5.3; A2A 0.3, 3.5.6; and the Protocol Buffers of both.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class OperationRoute(NamedTuple):
 
 
 class Operation(NamedTuple):
-    """One operation. `action` is the canonical name, `request` and `response` the messages of 1.0; if it `streams`,
-    each event is a `StreamResponse`. "" means that a version lacks it."""
+    """One operation. `action` is the canonical name, `request` and `response` the messages of 1.0, "" for no response;
+    if it `streams`, each event is a `StreamResponse`. A name is "" if its version and binding lack the operation."""
 
     action: str
     request: str
@@ -51,8 +51,9 @@ class Operation(NamedTuple):
         return self.http10 if version == "1.0" else self.http03
 
 
-# Action, request, response, name in 1.0 (JSON-RPC and gRPC), name in 0.3 (JSON-RPC, gRPC), and the routes of 1.0; `=`
-# stands for the action, or for the name in 1.0, `-` for none, and a `*` after a path for a body.
+# Action, request, response, name in 1.0 (JSON-RPC and gRPC), names in 0.3 (JSON-RPC, then gRPC), and the routes of 1.0.
+# `=` stands for the action as the name in JSON-RPC, and for the name in 1.0 as that in gRPC; `-` stands for none, and a
+# `*` after a path for a body.
 _TABLE: Final = """
 message/send SendMessageRequest SendMessageResponse SendMessage = = POST /message:send*
 message/stream SendMessageRequest StreamResponse SendStreamingMessage = = POST /message:stream*
@@ -112,5 +113,6 @@ _SAID: Final[Mapping[str, Version]] = {"": "0.3", "0.3": "0.3", "1.0": "1.0"}
 
 
 def version_meant(said: str) -> Version | None:
-    """The version of an `A2A-Version` header: 0.3 if absent, without a patch number; None for an unsupported one."""
+    """The version that an `A2A-Version` header or a card states: 0.3 for "", and None for an unsupported one. A patch
+    number is ignored."""
     return _SAID.get(said) or _SAID.get(".".join(said.split(".")[:2]))

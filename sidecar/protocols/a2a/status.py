@@ -1,4 +1,4 @@
-"""Encodes gRPC status details.
+"""Encodes and decodes the details of a gRPC status.
 
 `grpc-status-details-bin` holds a `google.rpc.Status` with a `google.rpc.ErrorInfo` in it (A2A 1.0, 5.4). Only the
 fields that are used here are written and read; others are skipped.
@@ -39,7 +39,7 @@ ErrorInfo: 1 reason:string, 2 domain:string, 3 metadata:{string}
 
 
 def encode_status(code: str, message: str, infos: list[Info]) -> bytes:
-    """A status with its details; only `ErrorInfo` is written."""
+    """The bytes of a status. `code` is the name of a gRPC code; of the details, only each `ErrorInfo` is written."""
     status = _CLASSES["Status"](code=CODES[code], message=message)
     for info in infos:
         if info.get("@type") == ERROR_INFO:
@@ -51,7 +51,7 @@ def encode_status(code: str, message: str, infos: list[Info]) -> bytes:
 
 
 def infos_in(raw: bytes) -> list[dict[str, Any]]:
-    """Every `ErrorInfo` of a status, in its JSON form; empty if the status cannot be read."""
+    """Every `ErrorInfo` in the first MAX_BYTES of a status, in its JSON form; empty if the status cannot be read."""
     try:
         details = _CLASSES["Status"].FromString(raw[:MAX_BYTES]).details
         infos = [_CLASSES["ErrorInfo"].FromString(one.value) for one in details if one.type_url == ERROR_INFO]

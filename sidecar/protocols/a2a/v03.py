@@ -9,11 +9,11 @@
   message's parts are `content`, and a file is a message of its own.
 
 The official compatibility layer is the reference, with its peculiarities: the bytes of a file in Protocol Buffers are
-the *text* of their base64, and members that 0.3 lacks (a text's media type, a device flow) are not converted. Members
-that both versions have, but that the official layer loses, are retained: the pages of a list, and `blocking` of a call
-that does not set it. An id with a slash is refused if it would be part of a resource name, because parsing that name
-would give another task. A tenant, which the official layer drops, is refused: rules and audit records use it, but an
-agent of 0.3 would treat all tenants alike.
+the *text* of their base64, and members that 0.3 lacks (a text's media type, a device flow) are not converted. Two
+things that both versions have are retained, although the official layer loses them: the pages of a list, and the
+default of `blocking` in a call that does not set it. An id with a slash is refused if it would be part of a resource
+name, because the agent would read another id in that name. A tenant, which the official layer drops, is refused: rules
+and audit records use it, but an agent of 0.3 would treat all tenants alike.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from sidecar.protocols.a2a.messages import JSON03, JSON_STATES, PROTO03, STATES,
 from sidecar.protocols.a2a.operations import Operation, Version
 from sidecar.protocols.a2a.schema import Json, Read, Schema, UnreadableMessage
 
-# Terminal, or waiting for the caller: 1.0 ends a stream there, and 0.3 marks the last event.
+# Terminal states, and those that wait for the caller: 1.0 ends a stream there, and 0.3 marks its last event.
 LAST: Final = frozenset(STATES) - {"TASK_STATE_UNSPECIFIED", "TASK_STATE_SUBMITTED", "TASK_STATE_WORKING"}
 
-# A data part of 0.3 is an object. Another value of 1.0 is wrapped in one, and this mark in the metadata indicates it.
+# A data part of 0.3 is an object. Another value of 1.0 is wrapped in one, and this member of the metadata marks it.
 _PACKED: Final = "data_part_compat"
 _TASK: Final = re.compile(r"tasks/([^/]+)\Z")
 _CONFIG: Final = re.compile(r"tasks/([^/]+)/pushNotificationConfigs/([^/]+)\Z")
-_NO_ID: Final = "-"  # for a configuration whose id its agent does not send
+_NO_ID: Final = "-"  # in the resource name of a configuration without an id
 
 Convert = Callable[[Read, str], Json]  # a message and its place
 
@@ -49,7 +49,7 @@ class V03Params(NamedTuple):
 
 
 class V03Object(NamedTuple):
-    """A type in results and events: its member in 1.0, its name in 0.3, and the conversions."""
+    """A type in results and events: its member in 1.0, its type in `JSON03`, and the conversions."""
 
     member: str
     name: str
@@ -66,7 +66,8 @@ def packed(value: Any, metadata: Json | None) -> tuple[Json, Json | None]:
 
 
 def unpacked(data: Json, metadata: Json | None, at: str) -> tuple[Any, Json | None]:
-    """The value of a packed object, and the remaining metadata. Raises UnreadableMessage."""
+    """The value of an object, unpacked if the metadata mark it, and the remaining metadata. Raises UnreadableMessage if
+    a marked object has no value."""
     rest = dict(metadata or {})
     if not rest.pop(_PACKED, False):
         return data, rest or None
@@ -81,7 +82,8 @@ def _present(**members: Any) -> Json:
 
 
 def _scheme_10(config: Read) -> Json:
-    """1.0 has one authentication scheme; the first is preferred in 0.3."""
+    """A push configuration with the first of its authentication schemes: 1.0 has one only, and 0.3 prefers the
+    first."""
     authentication = config.get("authentication")
     if authentication is not None:
         scheme = next(iter(authentication.get("schemes", ())), None)
@@ -90,8 +92,8 @@ def _scheme_10(config: Read) -> Json:
 
 
 class _Form03:
-    """The common parts of both forms. Members that a conversion to 1.0 leaves None or empty are omitted by the reader
-    of 1.0."""
+    """The common parts of both forms. `…_10` converts to 1.0, and `…_03` to 0.3; the reader of 1.0 omits members that
+    are None or empty."""
 
     schema: Schema
     states: ClassVar[Mapping[str, str]]
@@ -112,22 +114,25 @@ class _Form03:
         )
 
     def read_params(self, operation: Operation, given: object) -> Json:
-        """The canonical parameters of a caller. Raises UnreadableMessage."""
+        """The canonical form of a caller's parameters; None means none. Raises UnreadableMessage if they are not
+        valid."""
         form = self.params[operation.request]
         return V10.read(operation.request, form.to_10(self._read(form.name, {} if given is None else given)))
 
     def write_params(self, operation: Operation, params: Read) -> Json:
-        """Canonical parameters for an agent. Raises UnreadableMessage for values that 0.3 cannot express."""
+        """Canonical parameters in the form of 0.3, for an agent. Raises UnreadableMessage for a tenant, and for values
+        that 0.3 cannot express."""
         if params.get("tenant"):
             raise UnreadableMessage("/tenant", "means nothing in A2A 0.3")
         return self.params[operation.request].to_03(params)
 
     def _read(self, name: str, given: object, at: str = "") -> Json:
-        """A message of 0.3, checked completely."""
+        """A message of the type `name` of 0.3, checked completely. `at` is its place."""
         raise NotImplementedError
 
     def _made(self, name: str, members: Json) -> Json:
-        """A message of 0.3 with these members. None means absent."""
+        """A message of the type `name` of 0.3 ("" for one without a type in the schema) with these members; None is
+        absent."""
         raise NotImplementedError
 
     def part_10(self, part: Read, at: str) -> Json:
@@ -258,7 +263,8 @@ def _each(convert: Convert, holder: Read, member: str, at: str) -> list[Json]:
 
 
 class JsonForm(_Form03):
-    """The form of JSON-RPC. Reading retains empty members, and writing includes required ones."""
+    """The form of JSON-RPC. Reading retains empty members, and writing includes required strings and lists of
+    strings."""
 
     schema = JSON03
     states: ClassVar = dict(zip(JSON_STATES, STATES, strict=True))
@@ -383,7 +389,7 @@ class JsonForm(_Form03):
                 converted = {"configs": [self._task_config_10(config) for config in configs]}
             case "AgentCard":
                 return cards03.from_json(given)
-            case _:  # of a deletion
+            case _:  # a deletion has no result
                 if given is not None and given != {}:
                     raise UnreadableMessage("", "must be null")
                 return {}
@@ -420,7 +426,7 @@ class JsonForm(_Form03):
         raise UnreadableMessage("/kind", "is no kind of result that belongs here")
 
     def _without_kind(self, given: Mapping[str, object]) -> V03Object | None:
-        """The type of an object without `kind`, by its required members; a message has a role as well."""
+        """The first type whose required members an object without `kind` has; None if there is none."""
         for one in self.objects:
             message = self.schema.messages[one.name]
             members = {message.spelled[key].json for key in given if key in message.spelled}
@@ -605,10 +611,10 @@ PROTO_FORM: Final = ProtoForm()
 
 
 def request_name(operation: Operation, version: Version) -> str:
-    """The Protocol Buffers message with an operation's parameters."""
+    """The name of the Protocol Buffers message with an operation's parameters."""
     return operation.request if version == "1.0" else PROTO_FORM.params[operation.request].name
 
 
 def response_name(operation: Operation, version: Version) -> str:
-    """The Protocol Buffers message with a result or an event, "" for none."""
+    """The name of the Protocol Buffers message with an operation's result or event; "" for none."""
     return operation.response if version == "1.0" else operation.response.replace("ConfigsResponse", "ConfigResponse")

@@ -1,8 +1,8 @@
 """Encodes and decodes Protocol Buffers messages.
 
-Descriptors are made from the same table as the JSON reader, so no code is generated. They are in a pool of their own:
-the official SDK, which registers the same names in the default pool, can be in the same process. A decoded message is
-read by the schema like any other JSON, so unknown enumeration values and invalid times are refused in one place only.
+Descriptors are made from the same table as the JSON reader, so no code is generated. They are in a separate pool: the
+official SDK, which registers the same names in the default pool, can be in the same process. The schema reads a decoded
+message like any other JSON, so unknown enumeration values and invalid times are refused in one place only.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from sidecar.protocols.jsonrpc import MAX_VALUES
 _GOOGLE: Final = (struct_pb2.DESCRIPTOR, timestamp_pb2.DESCRIPTOR)
 # An object within an object is three messages on the wire and two calls of the writer; readers stop at 100 messages.
 _MAX_WRITTEN: Final = 66
-_MAX_FIELDS: Final = 64  # of one message, of which a list has one for each entry
+_MAX_FIELDS: Final = 64  # of one message that `text_in` reads; a list has one for each entry
 _SCALARS: Final = {
     "string": FieldDescriptorProto.TYPE_STRING,
     "bool": FieldDescriptorProto.TYPE_BOOL,
@@ -35,15 +35,16 @@ _SCALARS: Final = {
 
 
 class ProtobufWire:
-    """The bytes of one schema's messages. The name "" stands for no message, as in the answer to a deletion."""
+    """The bytes of one schema's messages. The name "" stands for an empty message, as in the answer to a deletion."""
 
     def __init__(self, schema: Schema) -> None:
         self._schema = schema
         self._classes = message_classes(schema)
 
     def encode(self, name: str, canonical: Mapping[str, Any]) -> bytes:
-        """The bytes of a message in its canonical form. Raises UnreadableMessage for values that they cannot express:
-        half a surrogate, and nesting beyond the limit of readers. A number within a value becomes a double."""
+        """The bytes of a message; `canonical` is its JSON by this schema. A number in a Struct or Value becomes a
+        double. Raises UnreadableMessage for values that the bytes cannot express, such as a lone surrogate, and for
+        nesting beyond the limit of readers."""
         if not name:
             return b""
         message = self._classes[name]()
@@ -54,9 +55,9 @@ class ProtobufWire:
         return bytes(message.SerializeToString())
 
     def decode(self, name: str, data: bytes, max_depth: int, max_values: int = MAX_VALUES) -> dict[str, Any]:
-        """The canonical form of a message. Raises UnreadableMessage for invalid bytes, and for a message that holds
-        more than `max_values` values, or whose JSON is nested deeper than `max_depth`. The caller bounds the length:
-        two bytes are enough for a value, whose JSON takes a hundred."""
+        """The JSON of a message, read by this schema. Raises UnreadableMessage for invalid bytes, and for a message
+        that has more than `max_values` values, or whose JSON is nested deeper than `max_depth`. The caller bounds the
+        length of `data`; the values are bounded because one of two bytes takes a hundred bytes as JSON."""
         if not name:
             return {}
         message = self._classes[name]()
@@ -73,8 +74,8 @@ class ProtobufWire:
         return self._schema.read(name, given)
 
     def text_in(self, name: str, data: bytes, field: str) -> str:
-        """One text of a message, "" if it is absent or the bytes are invalid. It is used before the caller is
-        authenticated, so the rest is not decoded, and with too many fields nothing is examined."""
+        """One text field of a message; "" if it is absent, or if the bytes are invalid or have more than `_MAX_FIELDS`
+        fields. Used before the caller is authenticated, so nothing else is decoded."""
         number, found = self._schema.messages[name].spelled[field].number, b""
         try:
             for each, held in _pieces(data):
@@ -85,8 +86,8 @@ class ProtobufWire:
 
 
 def _pieces(raw: bytes) -> Iterator[tuple[int, bytes]]:
-    """The fields that hold bytes. Raises ValueError or IndexError for an invalid message, and for one with too many
-    fields."""
+    """Yields the numbers and bytes of the fields that hold bytes. Raises ValueError or IndexError for bytes that cannot
+    be split into fields, ValueError for more than `_MAX_FIELDS` fields."""
     at = 0
     for _ in range(_MAX_FIELDS):
         if at >= len(raw):
@@ -154,7 +155,7 @@ def _is_deeper(message: dict[str, Any], depth: int) -> bool:
 
 
 def message_classes(schema: Schema) -> Mapping[str, Any]:
-    """A class of Protocol Buffers for each message, in a pool of their own."""
+    """A class of Protocol Buffers for each message, by name. The classes are in a separate pool."""
     pool = DescriptorPool()
     for file in _GOOGLE:
         pool.AddSerializedFile(file.serialized_pb)
@@ -201,7 +202,7 @@ def _describe(schema: Schema, message: MessageSpec, described: DescriptorProto) 
 
 
 def _is_optional(one: FieldSpec) -> bool:
-    """Whether absent differs from empty only because of the field's definition; for messages it always does."""
+    """Whether a field needs the mark `optional`, by which absent differs from empty; for messages it always does."""
     return one.presence and one.type in _SCALARS
 
 

@@ -1,8 +1,8 @@
 """Determines the MCP revision of a message, and checks its headers against its body.
 
-*Session revisions* (2024-11-05 to 2025-11-25) open with `initialize` and use an `Mcp-Session-Id`; *stateless revisions*
-(2026-07-28) name the revision in every body and mirror method, name and some arguments in headers. Decisions use the
-body, and the forwarded headers are made from it.
+In *session revisions* (2024-11-05 to 2025-11-25), a client sends `initialize` first, and then its `Mcp-Session-Id`. In
+*stateless revisions* (2026-07-28), every body names the revision, and headers mirror the method, the name and some
+arguments. Decisions use the body, and the forwarded headers are made from it (threats P13, P14).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _NAMED_BY = {
     "tools/call": "name",
     "prompts/get": "name",
     "resources/read": "uri",
-    "tasks/get": "taskId",  # these three belong to the extension for tasks
+    "tasks/get": "taskId",  # this and the next two belong to the extension for tasks
     "tasks/update": "taskId",
     "tasks/cancel": "taskId",
 }
@@ -60,9 +60,10 @@ SESSION, STATELESS = Era.SESSION, Era.STATELESS  # finding the members of an enu
 
 
 def version_of(headers: Headers, message: Request | Notification) -> tuple[Era, str]:
-    """The kind and revision of one message. Raises Refusal if header and body disagree, or the revision is unknown.
+    """The kind and revision of one message. `(SESSION, "")` means that the session determines the revision.
 
-    `("session", "")` means that the session determines the agreed revision."""
+    Raises Refusal: HEADER_MISMATCH if the header occurs twice or does not match the body, VERSION_UNSUPPORTED for an
+    unknown revision, MALFORMED_CALL if only the header names a stateless revision."""
     lines, meta = headers.get(VERSION_HEADER, ()), message.params.get("_meta", _NO_META)
     named = meta.get(META_VERSION)
     if lines == (named,):
@@ -84,14 +85,15 @@ def version_of(headers: Headers, message: Request | Notification) -> tuple[Era, 
 
 
 def names_stateless(headers: Headers, message: Request | Notification) -> bool:
-    """Whether header or body name a stateless revision, valid or not: a refusal then has its form."""
+    """Whether the body names any revision, or the header a stateless one: a refusal then has the form of stateless
+    revisions."""
     if META_VERSION in message.params.get("_meta", _NO_META):
         return True
     return message.method != "initialize" and not STATELESS_SET.isdisjoint(headers.get(VERSION_HEADER, ()))
 
 
 def speaks_stateless(headers: Headers, envelope: object) -> bool:
-    """Like `names_stateless`, for a JSON value that is not a message."""
+    """Like `names_stateless`, for a JSON value that may not be a message."""
     params = envelope.get("params") if isinstance(envelope, dict) else None
     meta = params.get("_meta") if isinstance(params, dict) else None
     named = isinstance(meta, dict) and META_VERSION in meta
@@ -99,7 +101,8 @@ def speaks_stateless(headers: Headers, envelope: object) -> bool:
 
 
 def check_routing(headers: Headers, message: Request | Notification) -> None:
-    """Stateless revisions: the mirrored headers must be present, once, and equal to the body (MCP 2026-07-28)."""
+    """Checks `Mcp-Method` and `Mcp-Name` of a message of a stateless revision. Raises Refusal(HEADER_MISMATCH) if one
+    is missing, occurs twice, or does not match the body (MCP 2026-07-28, threats P13)."""
     method, lines = message.method, headers.get("mcp-method", ())
     if lines != (method,):
         raise _ambiguous("Mcp-Method") if len(lines) > 1 else _mismatch("Mcp-Method does not match the body's method")
@@ -117,13 +120,13 @@ def check_routing(headers: Headers, message: Request | Notification) -> None:
 
 
 def name_of(message: Request) -> str | None:
-    """The `Mcp-Name` of a decided message; None without that header."""
+    """The value of `Mcp-Name` for a decided message; None if its method has no such header."""
     key = _NAMED_BY.get(message.method)
     return None if key is None else message.params[key]
 
 
 def routing_headers(method: str, name: str | None) -> list[tuple[str, str]]:
-    """Stateless revisions: the mirrored headers, made from the decided message."""
+    """The mirrored headers of a decided message in a stateless revision. `name` is that of `name_of`."""
     headers = [("Mcp-Method", method)]
     if name is not None:
         headers.append(("Mcp-Name", encoded_header(name)))
@@ -134,7 +137,8 @@ def check_parameter_headers(
     headers: Headers, declared: Mapping[str, Sequence[str]], arguments: Mapping[str, Any]
 ) -> None:
     """Checks `Mcp-Param-*` against the arguments that they mirror. `declared` maps the rest of the header's name, as
-    written in the schema, to the path of the argument."""
+    written in the schema, to the path of the argument. Raises Refusal(HEADER_MISMATCH) if one occurs twice, does not
+    match, or if only one of the header and the argument is there."""
     for name, path in declared.items():
         lines = headers.get(f"mcp-param-{name.lower()}", ())
         if len(lines) > 1:
@@ -145,14 +149,14 @@ def check_parameter_headers(
 
 
 def parameter_headers(declared: Mapping[str, Sequence[str]], arguments: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """The forwarded `Mcp-Param-*`, made from the arguments; also for a caller whose revision does not use them."""
+    """The forwarded `Mcp-Param-*`, made from the arguments, whatever the revision of the caller."""
     mirrored = ((name, _at(arguments, path)) for name, path in declared.items())
     return [(f"Mcp-Param-{name}", encoded_header(_text(value))) for name, value in mirrored if value is not None]
 
 
 def encoded_header(value: str) -> str:
-    """A value in the form that a header can carry: plain if that is safe, otherwise the base64 form of MCP
-    2026-07-28."""
+    """A value as a header: unchanged if it is printable ASCII without blanks at its ends, otherwise in the base64 form
+    of MCP 2026-07-28."""
     plain = value.isascii() and value.isprintable() and value == value.strip() and value != ""
     if plain and not _CODED.match(value):
         return value
@@ -206,6 +210,6 @@ def _mismatch(detail: str) -> Refusal:
 
 
 def unsupported(requested: str, supported: Sequence[str] = ALL_VERSIONS) -> Refusal:
-    """The refusal of a revision. A stateless request is answered with the revisions of `server/discover`, as the
-    official suite requires; any other request with all revisions of the address."""
+    """The refusal of the revision `requested`. `supported` are the revisions in the answer: to a stateless request
+    those of `server/discover`, as the official suite requires, and to any other request all revisions."""
     return Refusal(Reason.VERSION_UNSUPPORTED, data={"supported": [*supported], "requested": requested})

@@ -1,6 +1,7 @@
 """Describes the methods of MCP: the policy questions of each, and its possible results.
 
-A method that is not in the table `METHODS` is refused. `eras.py` determines the revision of a message.
+The tables `METHODS` and `NOTIFICATIONS` are CONTRACT 1.4. A method that is in neither is refused. `eras.py` determines
+the revision of a message.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ MAX_ASKED_AT_ONCE = 64  # requests of one result to its client; as many as a ses
 
 
 def call_from(message: Request | Notification, era: Era, version: str, server: str) -> Call:
-    """The call of a message, with its questions. Raises Refusal: MALFORMED_CALL, METHOD_UNKNOWN."""
+    """The call of a message to the upstream `server`, with its questions (CONTRACT 1.4). Raises Refusal: METHOD_UNKNOWN
+    for a method that its kind of revision does not have, MALFORMED_CALL for wrong parameters."""
     if isinstance(message, Request):
         (request_id, name, params), table = message, METHODS
     else:
@@ -59,7 +61,7 @@ def call_from(message: Request | Notification, era: Era, version: str, server: s
     if method is None or era not in method.eras:
         raise Refusal(Reason.METHOD_UNKNOWN, code=METHOD_NOT_FOUND if era is STATELESS else None)
     tasks: tuple[str, ...] = ()
-    if method.session or RELATED_TASK in meta:  # no other method names tasks of its own
+    if method.session or RELATED_TASK in meta:  # other methods name a task only by this member
         tasks = task_messages.named_by_caller(name, params)
         if tasks and era is STATELESS:
             task_messages.check_declared(params)
@@ -74,7 +76,8 @@ def server_question(server: str, action: str) -> Question:
 
 
 def may_speak_of_tasks(message: Request) -> bool:
-    """Whether a request may request a task, or name tasks among its client's capabilities."""
+    """Whether a request may ask for a task, or name tasks among its client's capabilities: a quick check before
+    `forwarded_params`."""
     if "task" in message.params or message.method == "initialize":
         return True
     capabilities = message.params.get("_meta", _NO_META).get(META_CAPABILITIES)
@@ -84,8 +87,8 @@ def may_speak_of_tasks(message: Request) -> bool:
 
 
 def forwarded_params(message: Request | Notification, version: str, *, tasks: bool) -> dict[str, Any]:
-    """The forwarded parameters. Without `tasks` for this caller, they do not mention tasks, not even as a capability of
-    the client, and the upstream must answer as if there were none."""
+    """The forwarded parameters of a checked message. Without `tasks` for this caller, they neither ask for a task nor
+    name tasks among the client's capabilities. The capabilities in an `initialize` never name tasks."""
     params = message.params
     if "task" in params and not (tasks and _wants_task(message, version)):
         params = {key: value for key, value in params.items() if key != "task"}
@@ -98,12 +101,12 @@ def forwarded_params(message: Request | Notification, version: str, *, tasks: bo
 
 
 def located_uri(message: Request | Notification) -> str:
-    """The URI that a request about one resource names, as written by its caller; "" for none."""
+    """The URI that a checked request about one resource names, as its caller wrote it; "" for other methods."""
     return str(message.params["uri"]) if message.method in LOCATED else ""
 
 
 def with_normal_uris(message: Request, spelled: Callable[[str], str]) -> Request:
-    """A checked request with its URIs in the normal form, or in the upstream's spelling of it (`spelled`)."""
+    """A checked request with other URIs: `spelled` gives the upstream's spelling of a URI in normal form."""
     method, params = message.method, message.params
     if method in LOCATED:
         params = {**params, "uri": spelled(normal_uri(params["uri"]))}
@@ -116,7 +119,8 @@ def with_normal_uris(message: Request, spelled: Callable[[str], str]) -> Request
 
 
 def _wants_task(message: Request | Notification, version: str) -> bool:
-    """Whether this is a call of MCP 2025-11-25 that requests a task; with other methods and revisions it is ignored."""
+    """Whether a message with `params.task` requests a task: it is ignored in other methods than `tools/call`, and in
+    other revisions than 2025-11-25. Raises Refusal(MALFORMED_CALL) if it is not valid."""
     if message.method != "tools/call" or version not in task_messages.VERSIONS:
         return False
     task_messages.check_task_wish(message.params)
@@ -132,13 +136,12 @@ SERVER_NOTIFICATIONS = frozenset(
      "notifications/elicitation/complete", "notifications/subscriptions/acknowledged", *task_messages.NOTIFICATIONS}
 )  # fmt: skip
 COMPLETE = "complete"
-# A complete result of these members alone holds a tool's content, and nothing that determines the kind of result.
+# A complete result that has only these members is a tool's content: no other member makes it another kind of result.
 CONTENT = frozenset({"content", "structuredContent", "isError", "resultType"})
 RESULT_TYPES = (COMPLETE, "input_required", "task")  # others belong to extensions that are not supported
-# A result is checked by its content, not by the request: a dishonest upstream, or an id used twice, changes nothing.
+# Results are checked by their content, not by the request, so a wrong answer to a request is no way around the checks.
 LISTS = ("tools", "prompts", "resources", "resourceTemplates")
-# The members for which a result and an entry are checked. Some clients ignore case, so another spelling would be a
-# bypass.
+# The members by which a result and an entry are checked. Some clients ignore case, so another spelling is refused.
 _JUDGED_IN_RESULT = spellings(
     (
         *(*LISTS, "resultType", "inputRequests", "capabilities", "protocolVersion", "cacheScope", "instructions"),
@@ -149,7 +152,7 @@ _JUDGED_IN_ENTRY = spellings(("name", "uri", "uriTemplate"))
 
 
 def evades(result: Mapping[str, Any]) -> bool:
-    """Whether a result has a member that differs only in case from a checked one."""
+    """Whether a result has a member whose name differs only in case from that of a checked one."""
     return _has_variant(result, _JUDGED_IN_RESULT)
 
 
@@ -158,7 +161,8 @@ def _has_variant(keys: Iterable[str], known: Spellings) -> bool:
 
 
 class LeftOut(NamedTuple):
-    """An entry of a list that is not shown: its kind, its name, if it may be shown, and the reason."""
+    """An entry of a list that is omitted: its kind (`tool`), its name, "" if it has none or must not be shown, and the
+    reason."""
 
     kind: str
     name: str
@@ -175,7 +179,7 @@ _NAMED_BY: Mapping[str, str] = {"resources": "uri", "resourceTemplates": "uriTem
 
 
 def fault_in_entry(member: str, entry: object) -> str:
-    """The reason why no call could name an entry of the list `member`; "" if one can."""
+    """The reason why no call can name this entry of the list `member` of LISTS; "" if one can."""
     if not isinstance(entry, dict) or len(entry) > MAX_MEMBERS:
         return "it is no object, or has too many members"
     if _has_variant(entry, _JUDGED_IN_ENTRY):
@@ -191,7 +195,7 @@ def fault_in_entry(member: str, entry: object) -> str:
 
 
 def unnamed(member: str, entry: object) -> LeftOut | None:
-    """An entry that no call could name; None for an entry that a call can name."""
+    """The omitted entry if no call can name it, with its name escaped and cut; None if one can."""
     reason = fault_in_entry(member, entry)
     if not reason:
         return None
@@ -202,18 +206,18 @@ def unnamed(member: str, entry: object) -> LeftOut | None:
 
 
 def named_in(member: str, entries: Iterable[object]) -> tuple[str, ...]:
-    """The names, or URIs, of the entries of a list that a call can name."""
+    """The names, or URIs, of those entries of a list that a call can name."""
     key = _NAMED_BY.get(member, "name")
     return tuple(entry[key] for entry in entries if isinstance(entry, dict) and not fault_in_entry(member, entry))
 
 
 def unnamed_in(member: str, entries: Iterable[object]) -> tuple[LeftOut, ...]:
-    """The entries of a list that no call could name, MAX_UNNAMED at most."""
+    """Those entries of a list that no call can name, the first MAX_UNNAMED at most."""
     return tuple(islice(filter(None, (unnamed(member, entry) for entry in entries)), MAX_UNNAMED))
 
 
 def entry_question(member: str, server: str, entry: Any) -> Question | None:
-    """The policy question of using an entry of the list `member`; None if no call could name it."""
+    """The policy question of using an entry of the list `member`; None if no call can name it."""
     if fault_in_entry(member, entry):
         return None
     if member in ("tools", "prompts"):
@@ -222,7 +226,7 @@ def entry_question(member: str, server: str, entry: Any) -> Question | None:
 
 
 def left_out_question(left_out: LeftOut, server: str) -> Question:
-    """The policy question of using such an entry: only callers who could use it are informed of it."""
+    """The policy question of using an omitted entry: only callers who may use it are informed of it."""
     if left_out.kind in ("tool", "prompt"):
         return _name_question(f"{left_out.kind}s", server, left_out.name)
     return _resource(server, left_out.name)
@@ -234,7 +238,8 @@ def _name_question(member: str, server: str, name: str) -> Question:
 
 
 def asked_of_client(result: Mapping[str, Any]) -> list[str]:
-    """The methods that a result requests of the caller (`input_required`); refuses any but the three of MCP."""
+    """The methods of the requests that a result makes to the client (`inputRequests`). Raises Refusal(RESPONSE_REFUSED)
+    for other methods than SERVER_REQUESTS, and for more than MAX_ASKED_AT_ONCE requests."""
     requests = result.get("inputRequests", {})
     if not isinstance(requests, dict):
         raise Refusal(Reason.RESPONSE_REFUSED, "inputRequests is not an object")
@@ -247,7 +252,8 @@ def asked_of_client(result: Mapping[str, Any]) -> list[str]:
 
 
 def narrow_to_sessions(result: dict[str, Any]) -> None:
-    """Removes content that no session revision has: structured content and output schemas that are not objects."""
+    """Removes from a checked result what no session revision has: structured content and output schemas of other types
+    than objects."""
     if not isinstance(result.get("structuredContent", {}), dict):
         del result["structuredContent"]
     for tool in result.get("tools", ()):
@@ -257,7 +263,7 @@ def narrow_to_sessions(result: dict[str, Any]) -> None:
 
 
 def without_tasks(capabilities: dict[str, Any]) -> dict[str, Any]:
-    """Capabilities without tasks, in the spelling of any revision."""
+    """Capabilities without tasks: neither the member of 2025-11-25 nor the extension of 2026-07-28."""
     kept = {key: value for key, value in capabilities.items() if key != "tasks"}
     if task_messages.declares(kept):
         kept["extensions"] = {key: value for key, value in kept["extensions"].items() if key != TASKS_EXTENSION}
@@ -273,8 +279,8 @@ Ask = Callable[[str, str, Params, Params], tuple[Question, ...]]
 
 @dataclass(frozen=True, slots=True)
 class McpMethod:
-    """A method's questions to policy, whether a grant on the server is enough (`session`), and its kinds of
-    revision."""
+    """A method's questions to policy, whether any grant on the server is enough for it (`session`), and the kinds of
+    revision that have it."""
 
     questions: Ask
     session: bool = False
@@ -330,7 +336,7 @@ def _ask_completion(server: str, method: str, params: Params, meta: Params) -> t
 
 
 def _ask_task(server: str, method: str, params: Params, meta: Params) -> tuple[Question, ...]:
-    """Whether the caller may use the server. The task's owner is checked by `Call.tasks`; the id is for the audit."""
+    """Asks whether the caller may use the server. The owner is checked by `Call.tasks`; the id is for the audit."""
     asked = {"taskId": params.get("taskId")}
     return (Question(f"nhi:{server}", method, server, "", asked, meta),)
 
@@ -383,7 +389,7 @@ NOTIFICATIONS: Mapping[str, McpMethod] = {
 
 # --- reading parameters ---------------------------------------------------------------------------------------------
 
-# Objects inside `params` whose members are decided on or removed. No other spelling of them may pass.
+# Objects inside `params` with members that are decided on or removed. Such a member in another case is refused.
 _MEMBERS: Mapping[str, Spellings] = {
     "ref": spellings(("type", "name", "uri")),
     "argument": spellings(("name", "value")),
@@ -403,7 +409,8 @@ def _name(params: Mapping[str, Any], where: str = "name") -> str:
 
 
 def _uri(params: Mapping[str, Any], where: str) -> str:
-    """The normal form of a URI. Raises Refusal(MALFORMED_CALL) for a URI without one."""
+    """The normal form of the member `uri`. Raises Refusal(MALFORMED_CALL), with the place `where`, if it is no URI or
+    has no normal form."""
     uri = params.get("uri")
     fault = fault_in_uri(uri) if isinstance(uri, str) else "must be a string"
     if fault:
@@ -412,7 +419,8 @@ def _uri(params: Mapping[str, Any], where: str) -> str:
 
 
 def resource_question(server: str, uri: object, where: str, meta: Mapping[str, Any]) -> Question:
-    """The question of reading a resource. Raises Refusal(MALFORMED_CALL) for a URI that is not plain."""
+    """The question of reading a resource. Raises Refusal(MALFORMED_CALL), with the place `where`, for a URI without a
+    normal form."""
     return _resource(server, _uri({"uri": uri}, where), meta)
 
 

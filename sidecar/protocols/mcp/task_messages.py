@@ -1,8 +1,8 @@
 """Reads task ids and states in MCP messages.
 
-Tasks exist twice: in 2025-11-25 the caller requests one (`params.task`) and gets `{"task": {"taskId": …}}`; in the
-extension of 2026-07-28 the server decides and answers `{"resultType": "task", "taskId": …}`. Both forms are read in
-every message, because a result is checked by its content, not by the request.
+There are two forms of tasks: in 2025-11-25 the caller requests one (`params.task`) and gets `{"task": {"taskId": …}}`;
+in the extension of 2026-07-28 the server decides and answers `{"resultType": "task", "taskId": …}`. Both forms are read
+in every message, because a result is checked by its content, not by the request.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ CANCEL = "tasks/cancel"
 ENDING_OR_LISTING = frozenset({CANCEL, "tasks/list"})
 MISSING_CAPABILITY = -32021
 MAX_SUBSCRIBED = 100
-MAX_NAMED = 10_000  # in one message of the upstream's: a page of a list
+MAX_NAMED = 10_000  # tasks in one message of an upstream: a page of a list
 NOBODYS = ""  # in place of an id that is not a string, which has no owner
 _METHODS_PREFIX = "tasks/"
 _SPELLINGS = spellings(("taskId",))
 
 
 class SeenTasks(NamedTuple):
-    """A task's state as the upstream reports it. `ttl_s` counts from its creation: infinite for no end, None if
-    unknown."""
+    """A task's state as the upstream reports it, "" if it does not. `ttl_s` is its lifetime in seconds from its
+    creation: infinite for no end, None if unknown."""
 
     id: str
     state: str
@@ -38,7 +38,8 @@ class SeenTasks(NamedTuple):
 
 
 def named_by_caller(method: str, params: Mapping[str, Any]) -> tuple[str, ...]:
-    """The tasks that a caller's message names. Raises Refusal(MALFORMED_CALL)."""
+    """The ids of the tasks that a caller's message names. Raises Refusal(MALFORMED_CALL) if an id is missing or is not
+    a string, or there are more than MAX_SUBSCRIBED."""
     if method != "subscriptions/listen" and not method.startswith(_METHODS_PREFIX):
         return related_by_caller(params)
     named = []
@@ -54,7 +55,8 @@ def named_by_caller(method: str, params: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def related_by_caller(holder: Mapping[str, Any]) -> tuple[str, ...]:
-    """The task that a caller relates its message or answer to. Raises Refusal(MALFORMED_CALL)."""
+    """The id of the task that `_meta` relates a caller's message or answer to; () for none. Raises
+    Refusal(MALFORMED_CALL) if it is not valid."""
     meta = holder.get("_meta")
     if not isinstance(meta, dict) or RELATED_TASK not in meta:
         return ()
@@ -65,7 +67,8 @@ def related_by_caller(holder: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def check_task_wish(params: Mapping[str, Any]) -> None:
-    """Checks `params.task` of MCP 2025-11-25. Raises Refusal(MALFORMED_CALL)."""
+    """Checks `params.task` of MCP 2025-11-25. Raises Refusal(MALFORMED_CALL) if it is not an object with a number as
+    its `ttl`, if any."""
     task = params["task"]
     ttl = task.get("ttl") if isinstance(task, dict) else None
     if not isinstance(task, dict) or (ttl is not None and (isinstance(ttl, bool) or not isinstance(ttl, int | float))):
@@ -73,7 +76,7 @@ def check_task_wish(params: Mapping[str, Any]) -> None:
 
 
 def check_declared(params: Mapping[str, Any]) -> None:
-    """Refuses the extension's methods to a caller that did not declare it, with MCP's own error."""
+    """Raises Refusal(MALFORMED_CALL), with MCP's own code, if the client did not declare the extension for tasks."""
     if not declares(params.get("_meta", {}).get(META_CAPABILITIES)):
         raise Refusal(
             Reason.MALFORMED_CALL,
@@ -84,7 +87,7 @@ def check_declared(params: Mapping[str, Any]) -> None:
 
 
 def declares(capabilities: object) -> bool:
-    """Whether capabilities name the extension."""
+    """Whether capabilities name the extension for tasks."""
     extensions = capabilities.get("extensions") if isinstance(capabilities, dict) else None
     return isinstance(extensions, dict) and TASKS_EXTENSION in extensions
 
@@ -104,7 +107,7 @@ def _id_in(holder: Mapping[str, Any], where: str) -> str:
 
 
 def created_in(result: Mapping[str, Any]) -> SeenTasks | None:
-    """The task that a result creates, in the form of any revision."""
+    """The task that a result creates, in the form of either revision; None if it creates none."""
     if result.get("resultType") == "task":
         return _seen(result)
     task = result.get("task")
@@ -112,7 +115,8 @@ def created_in(result: Mapping[str, Any]) -> SeenTasks | None:
 
 
 def named_by_upstream(message: Message) -> list[str]:
-    """Every task that a message of the upstream's is about, except one that it creates; NOBODYS for an invalid id."""
+    """The ids of the tasks that an upstream's message is about, except one that it creates; NOBODYS for an invalid
+    id."""
     named = [_id_of(task) for task in _tasks_in(message)]
     holder = message.result if isinstance(message, Response) else message.params
     meta = holder.get("_meta") if isinstance(holder, dict) else None
@@ -123,12 +127,13 @@ def named_by_upstream(message: Message) -> list[str]:
 
 
 def states_in(message: Message) -> list[SeenTasks]:
-    """The states of the tasks that a message of the upstream's reports."""
+    """The states of the tasks that an upstream's message reports."""
     return [_seen(task) for task in _tasks_in(message)]
 
 
 def result_in(message: Message, *, whole: bool) -> dict[str, Any] | None:
-    """The result of the call that created a task: the `whole` answer (`tasks/result`), or the one inside the task."""
+    """The result of the call that created a task: the `whole` answer (`tasks/result`), otherwise the `result` inside
+    the task; None if there is none."""
     match message:
         case Response(result=dict() as result):
             inside = result if whole else result.get("result")
@@ -140,7 +145,7 @@ def result_in(message: Message, *, whole: bool) -> dict[str, Any] | None:
 
 
 def acknowledged(notification: Notification, wanted: Sequence[str]) -> Notification:
-    """A subscription's acknowledgement, without tasks that were not `wanted`."""
+    """A subscription's acknowledgement, without ids of tasks that are not among the `wanted` ones."""
     accepted = notification.params.get("notifications")
     if not isinstance(accepted, dict) or "taskIds" not in accepted:
         return notification
