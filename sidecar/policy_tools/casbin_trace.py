@@ -19,14 +19,16 @@ from sidecar.policy_tools.nearest_rules import MOST, Misfit, NearestRule
 from sidecar.vocabulary import Link, RuleRef
 
 MAX_COMPARED: Final = 100_000  # rows
+MAX_ALIKE_CHARS: Final = 256  # of a name, whose similarity to another one is computed
 MAX_RULES_READ: Final = 1_000  # rows whose rules are searched for attributes
 UNITS: Final = 1e6
 
 
 class CasbinRequest(NamedTuple):
     """The request of a link: its values by field, and the attributes of the values that the policy reads, None for
-    missing ones. `unnamed` is the reason why there is no request, `failed` the reason why its evaluation failed. With
-    `compares`, the matcher has tests of single columns, by which nearest rows are found."""
+    missing ones. `model` is the model's file. `unnamed` is the reason why there is no request, `failed` the reason why
+    its evaluation failed, each "" for none. With `compares`, the matcher has tests of single columns, by which nearest
+    rows are found."""
 
     model: str
     values: Mapping[str, Any]
@@ -37,13 +39,13 @@ class CasbinRequest(NamedTuple):
 
 
 class CasbinTrace:
-    """Traces one link. `scene` is the content of the call; None for a recorded call, whose arguments and attributes are
-    unknown."""
+    """The request of one link, traced to rows. `scene` is the content of the call; None for a recorded call, whose
+    arguments and attributes are unknown."""
 
     def __init__(
         self, policy: StockPolicy, subject: PolicySubject, link: Link, scene: ConditionContext | None, server: str = ""
     ) -> None:
-        """`server` is that of a session call, which any row on that server allows."""
+        """`server` is that of a session call, which any row on that server allows; "" for any other call."""
         self._policy, self._model = policy, policy.table.source.model
         reader = policy.reader
         self._texts = reader.caller(subject) if server else reader.texts(subject, link.object, link.action)
@@ -95,14 +97,15 @@ class CasbinTrace:
         return found
 
     def ways(self, rule: RuleRef) -> tuple[tuple[str, ...], bool, tuple[str, ...]]:
-        """Returns the roles from the request's subject to the subject of a row, whether the first role is the token's,
-        and the roles from the request's object."""
+        """Returns the roles from the request's subject to the subject of a row, whether a token granted the first of
+        them, and the roles from the request's object to the object of the row. A side without roles has none."""
         roles = self._way(rule.subject, "sub")
         granted = self._texts.granted if self._texts is not None else ()
         return roles, bool(roles) and roles[0] in granted, self._way(rule.object, "obj")
 
     def _way(self, said: str, side: str) -> tuple[str, ...]:
-        """`said` is the text of a row in the column that a role definition compares with this side of the request."""
+        """Returns the roles from one side of the request, `sub` or `obj`, to `said`, the text of a row; none if no role
+        definition leads there."""
         for test in self._tests():
             graph = self._policy.decider.rules.roles.get(test.function)
             name = self._model.request[test.place]
@@ -125,8 +128,8 @@ class CasbinTrace:
             yield from alternative.facets
 
     def nearest(self, most: int = MOST) -> list[NearestRule]:
-        """Returns the allow rows that match except for one test of a column, most similar first. A row without misfits
-        fails in the rest of the matcher."""
+        """Returns the allow rows, among the first MAX_COMPARED, of which at most one test of a column fails, most
+        similar first. If none fails, the rest of the matcher does."""
         table, alternatives = self._policy.table, self._policy.decider.rules.expression.alternatives
         if self._texts is None or not self._values or self.failed:
             return []
@@ -139,10 +142,7 @@ class CasbinTrace:
             ]
             least = min(missed, key=len, default=None)
             if least is not None and len(least) <= 1:
-                alike = (
-                    SequenceMatcher(None, str(self._values[least[0].place]), row[least[0].column]) if least else None
-                )
-                found.append((alike.ratio() if alike is not None else 1.0, -at, least))
+                found.append((self._alike(least[0], row) if least else 1.0, -at, least))
         best = heapq.nlargest(most, found, key=lambda one: one[:2])
         return [
             NearestRule(table.rule(-at), tuple(self._misfit(test, table.source.rows[-at]) for test in tests))
@@ -163,9 +163,8 @@ class CasbinTrace:
             return False
 
     def _alike(self, test: ColumnTest, row: Sequence[str]) -> float:
-        return SequenceMatcher(
-            None, str(self._values[test.place])[:256], row[test.column][:256], autojunk=False
-        ).ratio()
+        value, said = str(self._values[test.place]), row[test.column]
+        return SequenceMatcher(None, value[:MAX_ALIKE_CHARS], said[:MAX_ALIKE_CHARS], autojunk=False).ratio()
 
     def _misfit(self, test: ColumnTest, row: Sequence[str]) -> Misfit:
         said, value = row[test.column], str(self._values[test.place])
@@ -177,6 +176,6 @@ class CasbinTrace:
 
 
 def attributes_read(model: StockModel, texts: Iterable[str] = ()) -> list[tuple[str, str]]:
-    """Returns the attributes of the request's values that a matcher and rules in rows read, as (field, attribute)."""
+    """Returns the attributes of a request's values that the matcher and the given texts read, as (field, attribute)."""
     read = re.compile(rf"\br{model.suffix}\.(\w+)\.([A-Za-z_]\w*)")
     return list(dict.fromkeys(found for text in (model.matcher, *texts) for found in read.findall(text)))

@@ -152,6 +152,17 @@ def test_what_no_column_decides_is_told_as_the_rest(write: Callable[..., None]) 
     assert lines[-2:] == ["      p, data1", "      the rest of the matcher does not hold"]
 
 
+def test_the_nearest_row_of_a_long_name_is_the_most_similar_one(write: Callable[..., None]) -> None:
+    name = "ab" * 110
+    matcher = "r.sub == p.sub && r.obj == p.obj && r.act == p.act"
+    write(conf(matcher, columns="sub, obj, act"), f"p, a, data1, read\np, c{name}, data1, read\n")
+    lines = explain("--as", f"user:{name}", "--calls", "tool:data1/read")
+    assert [line.strip() for line in lines if line.startswith("      p, ")] == [
+        f"p, c{name}, data1, read",
+        "p, a, data1, read",
+    ]
+
+
 def test_without_tests_of_columns_no_row_is_near(write: Callable[..., None]) -> None:
     write(conf("r.sub.Age > 18 && r.obj == p.obj", columns="obj"), "p, data2\n", '{"user:*": {Age: 3}}')
     assert explain("--as", "user:bob", "--calls", "tool:data1/read")[-1] == (
