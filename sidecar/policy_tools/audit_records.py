@@ -39,12 +39,13 @@ GRANTS_UNKNOWN = "the record does not say which roles and scopes the token grant
 
 
 class UnreadableAuditLine(Exception):
-    """The line is not an audit record. The message gives the fault and its position."""
+    """A line or a record is not as a sidecar writes it. The message states the fault, and the position if it is
+    known."""
 
 
 class RecordedFact(NamedTuple):
-    """The outcome of a condition. `inputs` are keyed digests by path, None for values that are not JSON; `lends` is
-    true for lent authority."""
+    """The outcome of a condition, by the digest of its text. `inputs` are keyed digests by path, None for values that
+    are not JSON; `lends` is true if it decided whether authority may be lent."""
 
     condition: str
     outcome: str
@@ -63,9 +64,11 @@ class RecordedApproval(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class RecordedQuestion:
     """One recorded question that policy answered. `at_s` is its time in seconds since the epoch; `rules` are the ids of
-    the rules that decided its links; `ended` is the reason why the call was refused, by policy or later; `enforced` is
-    false in shadow mode, where a denial refuses nothing; `without_arguments` is true if the call is known to have had
-    none. `clear` are the arguments recorded in clear, by path, in the form of `audit.clear`."""
+    the rules that decided its links; `reason` is why policy denied it, `ended` why the call was refused, by policy or
+    later, each "" if it was not; `enforced` is false in shadow mode, where a denial refuses nothing;
+    `without_arguments` is true if the call is known to have had none. `key_id` names the key of the digests. `gaps` are
+    the reasons why it cannot be decided again. `clear` are the arguments recorded in clear, by path, in the form of
+    `audit.clear`."""
 
     seq: int
     decision_id: str
@@ -89,7 +92,7 @@ class RecordedQuestion:
 
     @property
     def answers(self) -> tuple[Answer, ...]:
-        """The recorded answer, or the possible ones of which it is one."""
+        """The recorded answer; both possible ones if the record does not state whether the call needed an approval."""
         waited = self.approval.waited
         if not self.allowed:
             return ("deny",)
@@ -99,6 +102,8 @@ class RecordedQuestion:
 def question_of(
     obj: str, action: str, arguments: Mapping[str, Any] | None = None, meta: Mapping[str, Any] | None = None
 ) -> Question:
+    """Returns the question about an object by its name. An object `nhi:…` is a server if the action is one on servers,
+    otherwise an agent."""
     word, _, rest = obj.partition(":")
     if word == "nhi":
         return Question(obj, action, rest if action in _ON_SERVERS else "", "", arguments or {}, meta or {})
@@ -124,8 +129,8 @@ def is_of_a2a(fields: Mapping[str, Any]) -> bool:
 
 
 def asked_in(fields: Mapping[str, Any]) -> RecordedQuestion | None:
-    """Returns the question of a record; None if it has none or if another record has the question. Raises
-    UnreadableAuditLine."""
+    """Returns the question of a record; None for a record without links. Raises UnreadableAuditLine if its members are
+    not as a sidecar writes them."""
     if fields.get("event") not in ("decision", "refusal", "outcome") or not fields.get("links"):
         return None
     try:
@@ -210,10 +215,11 @@ def _word(value: object) -> str:
 
 
 def lines_of(paths: Sequence[Path], torn: Callable[[int], object]) -> Iterator[tuple[Mapping[str, Any], int]]:
-    """Yields every record of a log, in constant memory, and the number of bytes read so far. The last of several files
-    may have no record yet. Calls `torn` with the length in bytes of an incomplete last line.
+    """Yields every record of a log, in constant memory, and the number of bytes read so far. Empty files are skipped if
+    there are several. Calls `torn` with the length in bytes of an incomplete last line of a file.
 
-    Raises UnreadableAuditLine at the first line that is not a record, or whose seal does not match its bytes."""
+    Raises UnreadableAuditLine at the first line that is not a record, or whose seal does not match its bytes, and for
+    an only file without a record; OSError if a file cannot be read."""
     read_bytes = 0
     for path in [each for each in paths if len(paths) == 1 or each.stat().st_size]:
         number = 0
@@ -238,7 +244,8 @@ def lines_of(paths: Sequence[Path], torn: Callable[[int], object]) -> Iterator[t
 
 
 def find_decision(paths: Sequence[Path], decision_id: str) -> Mapping[str, Any] | None:
-    """Returns the last record of one decision, reading backwards; an `outcome` only if there is no other record."""
+    """Returns the last record of one decision, reading backwards; an `outcome` only if there is no other record; None
+    if there is none. Raises UnreadableAuditLine for a line that is too long."""
     needle, outcome = decision_id.encode("ascii", "replace"), None
     for line in (line for path in reversed(paths) for line in _backwards(path)):
         fields = _loaded(line) if needle in line else None
@@ -250,7 +257,8 @@ def find_decision(paths: Sequence[Path], decision_id: str) -> Mapping[str, Any] 
 
 
 def single_record(file: IO[bytes]) -> Mapping[str, Any]:
-    """Returns the single record in a file; its seal may be missing. Raises UnreadableAuditLine."""
+    """Returns the only record in a file; its seal may be missing. Raises UnreadableAuditLine if there is none, or more
+    than one."""
     raw = file.read(MAX_LINE_BYTES + 1)
     first, *more = raw.strip().splitlines() or [b""]
     if len(raw) > MAX_LINE_BYTES or (more and _loaded(raw) is None and _loaded(first) is not None):

@@ -1,13 +1,14 @@
 """Measures decisions under this policy, and under generated policies of given sizes.
 
-All policies and questions are drawn from one random source, so that every run and every engine gets the same ones. A
-policy of n rows has n / 10 identities, each with up to three roles, some of them nested, and servers with tools, some
-of them in sets. Of the rows, a share have a wildcard, one in twenty denies, one in four names a role, one in fifty a
-set. Four rows in five are about agents and tools, the others about users and agents, and agents and agents.
+All policies and questions are drawn from random sources with fixed seeds, so that every run and every engine gets the
+same ones. A policy of n rows has n / 10 identities, each with up to three roles, some of them nested, and servers with
+tools, some of them in sets. Four rows in five are about agents and tools, the others about users and agents, and agents
+and agents. A given share of the rows has a wildcard, one in twenty denies, one in four names a role; of those about
+tools, one in fifty names a set.
 
-Each size is measured in a separate process, so that its memory is separate too. Decisions are uncached: every question
-is asked once, and the engine's caches are cleared before each. The times are those of `Engine.decide` as the server
-calls it, from the question to the decision with links and rules.
+Each size is measured in a separate process, so that its memory is separate too. Decisions are uncached: after a
+warm-up, each question is asked once, and the engine's caches are cleared before it. The times are those of
+`Engine.decide` as the server calls it, from the question to the decision with links and rules.
 """
 
 import gc
@@ -38,7 +39,7 @@ _SHARES = {PermissionKind(kind): share for kind, share in _KINDS}
 OURS = "sidecar"
 QUESTIONS = 20_000
 WARM_UP = 500
-STEP_S = 310.0  # a million rows are read and queried
+STEP_S = 310.0  # deadline of one measurement, in addition to 40 us for each row
 
 
 class DrawnRow(NamedTuple):
@@ -73,6 +74,7 @@ class DrawnQuestion(NamedTuple):
 
 
 def drawn(rows: int, *, wild: float = WILD, seed: int = 1) -> DrawnPolicy:
+    """Returns a generated policy with this number of distinct rows. `wild` is the share of rows with a wildcard."""
     world = _World(rows, random.Random(f"{seed}/{rows}/{wild}"))
     found: dict[tuple[str, str, str, str], DrawnRow] = {}
     while len(found) < rows:
@@ -82,8 +84,8 @@ def drawn(rows: int, *, wild: float = WILD, seed: int = 1) -> DrawnPolicy:
 
 
 def questions_about(source: PolicySource, *, seed: int = 2) -> Iterator[DrawnQuestion]:
-    """Yields an endless series of questions about a policy's rows: half match a row, half mix two; none without
-    rows."""
+    """Yields an endless series of questions about a policy's rows; none without rows. Half of them match one row, the
+    others take the subject and action of one and the object of another."""
     rng = random.Random(seed)
     shares = {
         kind: share for kind, share in _SHARES.items() if len(source.tables.get(kind, ())) or is_asked(source, kind)
@@ -112,7 +114,7 @@ def questions_about(source: PolicySource, *, seed: int = 2) -> Iterator[DrawnQue
 
 
 def _casbin_question(calls: RowCalls, rng: random.Random) -> DrawnQuestion:
-    """Draws a question about rows of a Casbin model; if no rows can be reached, about a name without rows."""
+    """Draws a question about rows of a Casbin model; about names that no row has, if no call applies to the row."""
     count = max(1, len(calls.table))
     row, other = rng.randrange(count), rng.randrange(count)
     found = calls.of(row, None if rng.random() < 0.5 else other) if len(calls.table) else None
@@ -120,6 +122,7 @@ def _casbin_question(calls: RowCalls, rng: random.Random) -> DrawnQuestion:
 
 
 def write(policy: DrawnPolicy, folder: Path) -> None:
+    """Writes a generated policy as CSV files."""
     files: dict[str, list[str]] = {f"{kind}.csv": [] for kind, _ in _KINDS}
     for row in policy.rows:
         files[f"{row.kind}.csv"].append(f"p, {row.subject}, {row.object}, {row.actions}, -, -, -, {row.effect}\n")
@@ -190,7 +193,8 @@ class _World:
 
 
 def measured(source: PolicySource, asked: Iterable[DrawnQuestion], load_s: float, *, now_s: float) -> dict[str, Any]:
-    """Measures an engine, one question after the other. Returns `figures`, and the share of questions allowed."""
+    """Measures an engine, one question after the other. Returns `figures`, the number of rows, and the share of
+    questions that are allowed. `load_s` is the time that reading the policy took; `asked` must not be empty."""
     began = time.perf_counter()
     engine = Engine(source)
     load_s += time.perf_counter() - began
@@ -214,13 +218,15 @@ def measured(source: PolicySource, asked: Iterable[DrawnQuestion], load_s: float
 
 
 def figures(took_ns: list[int], load_s: float, memory_mb: float) -> dict[str, Any]:
-    """Returns the decision times `p50_us` and `p99_us`, `load_s`, and the memory of the process `rss_mb` in MiB."""
+    """Returns the percentiles `p50_us` and `p99_us` of the decision times, `load_s`, and the memory of the process in
+    MiB, `rss_mb`. Sorts `took_ns`."""
     took_ns.sort()
     p50, p99 = (took_ns[len(took_ns) * share // 100] / 1000 for share in (50, 99))
     return {"p50_us": p50, "p99_us": p99, "load_s": round(load_s, 3), "rss_mb": round(memory_mb, 1)}
 
 
 def resident_mb() -> float:
+    """Returns the memory of this process in MiB; its peak on systems without /proc."""
     try:
         pages = int(Path("/proc/self/statm").read_text().split()[1])
         return pages * resource.getpagesize() / 2**20
@@ -232,7 +238,8 @@ def resident_mb() -> float:
 def climbed(
     sizes: Sequence[int] = SIZES, *, wild: Sequence[float] = (WILD,), questions: int = QUESTIONS
 ) -> Iterator[dict[str, Any]]:
-    """Yields the measurement of each size and share of wildcards; one that failed has an `error` and no figures."""
+    """Yields the measurement of each size and share of wildcards; one that failed has an `error` and no figures. Blocks
+    for the time of each measurement."""
     for share, rows in product(wild, sizes):
         with TemporaryDirectory() as folder:
             write(drawn(rows, wild=share), Path(folder))
@@ -250,7 +257,8 @@ def climbed(
 
 
 def main(folder: Path, count: int) -> None:
-    """Measures a drawn policy in this process, which holds nothing else in memory."""
+    """Measures a generated policy in this process, which does nothing else, and writes the figures to standard
+    output."""
     began = time.perf_counter()
     source = load_policy_aside(shipped("models"), folder)
     load_s = time.perf_counter() - began

@@ -1,7 +1,7 @@
 """Finds the calls that rows of Casbin models apply to: the sidecar's names that map to the names in rows.
 
-A pattern of `policy.names` is inverted if its result shows what the pattern matched. Every name found is mapped again
-and must give the name in the row.
+An entry of `policy.names` with wildcards is inverted: the name in a row determines what they matched, as far as the
+result contains it. Every name that is found is mapped again, and must give the name in the row.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from sidecar.policy_tools.catalogue import ACTION_ON
 from sidecar.settings.policy import CasbinNames, ObjectTarget
 from sidecar.vocabulary import PermissionKind, RuleRef
 
-MAX_ROWS: Final = 100_000  # whose objects are searched for
-MAX_TRIED: Final = 100  # rows
+MAX_ROWS: Final = 100_000  # of one table, whose objects are listed
+MAX_TRIED: Final = 100  # rows of one table, of which one call is searched for
 ANY: Final = "x"  # substituted for a wildcard that the row does not determine
 _CAPTURE: Final = re.compile(r"\*([1-9]?)")
 
@@ -35,7 +35,7 @@ class RowCall(NamedTuple):
 
 
 def is_asked(source: PolicySource, kind: PermissionKind) -> bool:
-    """Whether a Casbin model that is not one of the sidecar's decides this kind, and has names for its objects."""
+    """Whether a Casbin model of another form decides this kind, and `policy.names` has names for its objects."""
     if kind not in source.stock:
         return False
     objects = name_map(source.casbin.names).objects
@@ -43,8 +43,8 @@ def is_asked(source: PolicySource, kind: PermissionKind) -> bool:
 
 
 def asked_rules(source: PolicySource) -> Iterator[RuleRef]:
-    """Yields the rules that a call can match: all rules of the sidecar's own models, and those of Casbin's that have
-    names."""
+    """Yields the rules of the sidecar's own models, and those of each kind of Casbin models for which `is_asked` is
+    true."""
     yield from source.own_rules
     for kind, table in source.stock.items():
         if is_asked(source, kind):
@@ -68,14 +68,14 @@ class RowCalls:
             self._members.setdefault(link[1], link[0])
 
     def of(self, row: int, other: int | None = None) -> RowCall | None:
-        """Returns the call of a row; with `other`, the call of this row's subject on the object and action of the other
-        row. None if no name of the sidecar maps to the row's."""
+        """Returns a call that maps to a row, by its number; with `other`, to the subject of this row and the object and
+        action of the other one. None if no name of the sidecar maps to the subject or the object."""
         obj, action = self._object(row if other is None else other)
         subject = self._subject(row)
         return RowCall(subject, obj, action) if subject and obj else None
 
     def objects(self) -> Iterator[str]:
-        """Yields the sidecar's names of objects in rows, up to a bound. Some occur more than once."""
+        """Yields the sidecar's names of the objects in the first MAX_ROWS rows. Some occur more than once."""
         found = (self._object(row)[0] for row in range(min(len(self.table), MAX_ROWS)))
         return (name for name in found if name)
 
@@ -91,7 +91,7 @@ class RowCalls:
         return next((one for one in found if not domain or f":{domain}/" in one), next(iter(found), ""))
 
     def _object(self, row: int) -> tuple[str, str]:
-        """Returns the object and the action."""
+        """Returns the object and the action of a call that maps to those of a row; "" for both if there is none."""
         values = self.table.source.rows[row]
         obj = None if self._obj is None else values[self._obj]
         act = None if self._act is None else values[self._act]
@@ -106,7 +106,7 @@ class RowCalls:
 
 
 class _Inverse:
-    """One table, from the names of a policy to the sidecar's."""
+    """The inverse of one table of `policy.names`: from the names in rows to the sidecar's."""
 
     def __init__(self, entries: Mapping[str, str | ObjectTarget], table: NameTable) -> None:
         self.entries, self._table = entries, table
@@ -135,7 +135,8 @@ class _Inverse:
 
 
 def _captured(template: str, text: str) -> dict[int, str] | None:
-    """Returns the texts that the wildcards matched, by number, if a result with this template is `text`."""
+    """Returns the texts that the wildcards must have matched, by their number, if this template gives `text`; None if
+    it cannot."""
     numbers = [int(found[1] or 1) for found in _CAPTURE.finditer(template)]
     pieces = [re.escape(piece) for piece in _CAPTURE.split(template)[::2]]
     match = re.fullmatch("(.*)".join(pieces), text, re.DOTALL)
@@ -152,7 +153,8 @@ def _filled(pattern: str, captures: Mapping[int, str]) -> str:
 
 
 def known_objects(source: PolicySource) -> Iterator[str]:
-    """Yields the sidecar's names of the objects in rows of Casbin models, and of objects with a name of their own."""
+    """Yields the sidecar's names of the objects in rows of Casbin models, and the entries of `policy.names.objects`
+    without a wildcard."""
     for kind, table in source.stock.items():
         if is_asked(source, kind):
             yield from RowCalls(table, source.casbin.names).objects()
@@ -160,7 +162,8 @@ def known_objects(source: PolicySource) -> Iterator[str]:
 
 
 def first_call(source: PolicySource) -> RowCall | None:
-    """Returns a call that a row of a Casbin model applies to; None if the first rows have none."""
+    """Returns a call that a row of a Casbin model applies to; None if the first MAX_TRIED rows of each table have
+    none."""
     for kind, table in source.stock.items():
         if is_asked(source, kind):
             calls = RowCalls(table, source.casbin.names)

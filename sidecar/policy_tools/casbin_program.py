@@ -1,8 +1,8 @@
 """Reads the model and rows of a Casbin program, and proposes the settings under which they decide calls.
 
-The files are not changed. Facts that no file of the program states are assumed, and each assumption is reported: the
-caller of the local listener in the policy, the tools that correspond to its objects and actions, and the settings in
-its code.
+The files are not changed. What no file of the program states is asked of the user or assumed, and each assumption is
+reported: the name in the policy of the caller at the local listener, the tools that correspond to its objects and
+actions, and the settings in its code.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ Ask = Callable[[str, str, Sequence[str]], str]
 
 
 class CasbinMap(CasbinSettings):
-    """The part of a Casbin program's `--map` in sidecar.yaml: the settings of `policy`, and the other settings that
-    init writes."""
+    """The settings in a file for `--map`: those of a Casbin model in `policy`, and others with which `init` writes
+    sidecar.yaml."""
 
     use: Annotated[int, Field(strict=True, ge=1, le=9)] = 1
     """The number of the definitions in use: 2 for `r2`, `p2` and `m2`."""
@@ -59,7 +59,8 @@ class CasbinMap(CasbinSettings):
 
 @dataclass(frozen=True, slots=True)
 class CasbinProgram:
-    """The files of a program. `rows` are those of the definition in use, `links` those of roles."""
+    """The files of a program. `rows` are those of the definition in use; `links` are the rows of roles, by
+    definition."""
 
     model: StockModel
     rows: Sequence[Row]
@@ -79,7 +80,8 @@ class CasbinProgram:
         return frozenset(link[1] for link in self.links.get("g", ()) if len(link) > 1)
 
     def attributes(self) -> dict[str, list[str]]:
-        """Returns the attributes of the subject and the object that the matcher and rules in rows read."""
+        """Returns the attributes that the matcher and rules in rows read, of the subject by `principal` and of the
+        object by `object`."""
         texts = (text for row in self.rows for text in row)
         found: dict[str, list[str]] = {"principal": [], "object": []}
         for name, attribute in attributes_read(self.model, texts):
@@ -90,8 +92,9 @@ class CasbinProgram:
 
 
 class Proposal(NamedTuple):
-    """The settings, with the assumptions. `why` are comments on settings, by their path; `attributes` are those of
-    principals and objects that the policy reads; `example` is a call and its request."""
+    """The settings, with the assumptions. `why` are comments on settings, by their path; `notes` are sentences for the
+    user; `attributes` are those of principals and objects that the policy reads; `example` is a sentence with a call
+    and its request, "" for none."""
 
     settings: CasbinMap
     attributes: Mapping[str, Sequence[str]]
@@ -112,7 +115,8 @@ def files_in(policy: Sequence[Path]) -> list[Path]:
 
 
 def read_program(model: Path, policy: Sequence[Path], use: int) -> CasbinProgram | None:
-    """Reads the files of a program; None if its model is invalid, which `check_program` reports."""
+    """Reads the files of a program, without rows that cannot be parsed; None if its model is invalid. `check_program`
+    reports both."""
     faults = Faults()
     text = read_text(model, faults)
     entries = model_entries(str(model), text, faults) if text is not None else {}
@@ -142,7 +146,7 @@ def check_program(model: Path, policy: Sequence[Path], settings: CasbinMap) -> N
 
 
 def propose(program: CasbinProgram, given: CasbinMap, ask: Ask | None = None) -> Proposal:
-    """Returns the settings of a program: those in `given`, and for the others the ones that the files suggest, or the
+    """Returns the settings of a program: those in `given`; the others as the files suggest, or with `ask`, as the user
     answers."""
     return _Proposing(program, given, ask).run()
 
@@ -204,8 +208,8 @@ class _Proposing:
         return CasbinNames.model_validate(tables), servers
 
     def _caller(self) -> tuple[str, str]:
-        """Returns the policy's name of `nhi:planner`, and the domain of callers without one; "" for a value that the
-        rows do not show."""
+        """Returns the subject in the policy that `nhi:planner` is, and the domain of callers without a namespace; ""
+        for a value that the rows do not show."""
         program = self.program
         roles = program.roles
         found = (pair for pair in self._pairs() if pair[0] and pair[0] not in roles and all(map(_is_plain, pair)))
@@ -220,7 +224,7 @@ class _Proposing:
         return self.ask(f"{asked} ({_listed(known)})" if known else asked, subject or "planner", ()), domain
 
     def _pairs(self) -> Iterator[tuple[str, str]]:
-        """Yields the subjects of rows, then the members of roles, each with its domain."""
+        """Yields the subjects of rows, then the members of roles, each with its domain, "" for none."""
         columns, form = self.program.model.columns, self.program.model.roles.get("g")
         sub, dom = place_of("sub", columns), place_of("dom", columns)
         for row in self.program.rows:
@@ -230,7 +234,8 @@ class _Proposing:
             yield link[0], link[2] if form is not None and form.by_domain and len(link) > 2 else ""
 
     def _subjects(self, subject: str) -> dict[str, str]:
-        """An entry for each domain distinguishes `user:d1/a/b` from `user:b`."""
+        """Returns the entries for subjects. Those for domains remove the namespace from a name: `user:d1/alice` is
+        alice."""
         self.notes.append(f"{PLANNER}, the caller at the local listener, is {subject} in this policy")
         self.why["subjects"] = f"who {PLANNER} is was assumed: the first subject of the rows that is no role"
         domains = self.program.column("dom") if self.program.asks("dom") else []
@@ -260,7 +265,7 @@ class _Proposing:
         return {f"tool:{EXAMPLE}/*/*": ObjectTarget(obj=obj, act="*2")}, [EXAMPLE]
 
     def _known_objects(self) -> list[str]:
-        """Returns the objects of the rows; a role is replaced by its members."""
+        """Returns the objects of the rows. A role of objects is replaced by its members."""
         program, letter = self.program, f"r{self.program.model.suffix}"
         found = program.column("obj")
         fields = text_fields(program.model.request)
@@ -295,7 +300,8 @@ class _Proposing:
         return found
 
     def _matching(self, key: str, what: str, patterns: Sequence[str]) -> str:
-        """Returns the function that matches names in role rows, from the answer; "" for none."""
+        """Returns the function that matches patterns in role rows, as the user answers; "" for none. `what` is `names`
+        or `domains`."""
         if not patterns:
             return ""
         call = "add_named_matching_func" if what == "names" else "add_named_domain_matching_func"
@@ -335,7 +341,8 @@ class _Proposing:
         return EXAMPLE_URL if self.ask is None else self.ask("The address of your MCP server", EXAMPLE_URL, ())
 
     def _example(self, settings: CasbinMap) -> str:
-        """Returns a call that the first object's name suggests; "" if the names are private ones."""
+        """Returns a sentence with a call and its request, by the first object and action in rows; "" if the user gave
+        names, or if a part is missing."""
         if self.given.names.model_fields_set or not self.program.asks("sub"):
             return ""
         subject = settings.names.subjects.get(PLANNER, "")
@@ -352,7 +359,7 @@ _MATCHING: Final = ("keyMatch", "keyMatch2", "keyMatch3", "keyMatch4", "keyMatch
 
 
 def _server_of(pattern: str) -> str:
-    """Returns the upstream that a pattern of objects names; "" if it names none or all."""
+    """Returns the upstream that a pattern of objects names; "" if it names none, or has a wildcard there."""
     kind, _, rest = pattern.partition(":")
     server = rest.partition("/")[0]
     return server if kind in ("tool", "prompt", "resource") and "*" not in server else ""

@@ -23,14 +23,15 @@ def server_of(obj: str) -> str:
 
 
 class KnownCatalogue(NamedTuple):
-    """The existing objects according to their owners. `servers` are those of which every tool is listed."""
+    """The existing objects, as their owner lists them. `servers` are those of which every tool is listed."""
 
     objects: frozenset[str] = frozenset()
     servers: frozenset[str] = frozenset()
 
 
 def read_catalogue(path: Path) -> KnownCatalogue:
-    """Reads server → its tools' names (or full object names), or a list of full object names. Raises SettingsError."""
+    """Reads a file with a mapping from servers to lists of names of tools or of full names of objects, or a list of
+    full names. Raises SettingsError with every fault."""
     document = read_document(path)
     faults, found, servers = list[Fault](), set[str](), set[str]()
 
@@ -73,7 +74,8 @@ def read_catalogue(path: Path) -> KnownCatalogue:
 def exact_names(
     rules: Iterable[Iterable[RuleRef]], sources: Iterable[PolicySource], most: int | None = None
 ) -> tuple[list[str], list[str]]:
-    """Returns the callers and objects that rules, roles and sets name exactly, up to a bound each."""
+    """Returns the callers and the objects that rules, roles and sets name exactly, at most `most` of each; all if it is
+    None."""
     sources = tuple(sources)
     subjects = dict.fromkeys(chain.from_iterable(source.roles.parents for source in sources))
     objects = dict.fromkeys(chain.from_iterable(source.sets.parents for source in sources))
@@ -89,7 +91,8 @@ def exact_names(
 
 
 class Known(NamedTuple):
-    """Every known name, sorted, so that pattern matches are found by prefix. `listed` are KnownCatalogue's servers."""
+    """Every known name, sorted, so that the matches of a pattern are found by prefix. `listed` are the `servers` of a
+    KnownCatalogue."""
 
     subjects: tuple[str, ...]
     objects: tuple[str, ...]

@@ -1,6 +1,7 @@
 """Compares the serving policy with another one, in a separate process, so that calls are not delayed.
 
-The other policy served before, is in a folder, or differs in one file. A question is also explained under it.
+The other policy is one that served before, one in a folder, or one in a folder with one file replaced. It can also
+explain its answer to a question.
 """
 
 from __future__ import annotations
@@ -37,15 +38,16 @@ MOST: Final = 100
 
 
 class ReplacedFile(NamedTuple):
-    """A file below the policy folder, with another text."""
+    """A file of the policy folder, by its relative path, with another text."""
 
     name: str
     text: str
 
 
 class ComparisonOrder(NamedTuple):
-    """The two policies and the question. With `place` None the other policy is sent; `budgets` are those of both.
-    `copy` is the folder for the policy with the other file."""
+    """What to compare. `label` names the other policy. Without a `place`, that policy is sent, and `budgets` are those
+    of the serving and of the other one. `file` replaces a file of the policy at `place`, in the folder `copy`. `asked`
+    is a question with its chain and time, to be explained."""
 
     label: str
     place: PolicyLocation | None
@@ -56,15 +58,16 @@ class ComparisonOrder(NamedTuple):
 
 
 class ComparisonFailed(Exception):
-    """The process gave no result."""
+    """The process returned no result before the deadline."""
 
 
 def compare_aside(
     order: ComparisonOrder, serving: PolicySource, other: PolicySource | None = None
 ) -> Mapping[str, Any]:
-    """Returns the differences in the form of `policy diff`, and the explanation under the other policy. Blocks: call it
-    in a thread. Raises PolicyError for faults of the other policy, ComparisonFailed."""
-    # Removed here, because the process may be killed.
+    """Returns the differences in the form of `policy diff`, and the explanation by the other policy. Blocks: call it in
+    a thread. Raises PolicyError for faults of the other policy, and if the two are too large; ComparisonFailed if the
+    process fails or takes longer than DEADLINE_S."""
+    # The folder is made and removed here, because the process may be killed.
     with tempfile.TemporaryDirectory(prefix="sidecar-policy-") if order.file else nullcontext() as made:
         return _found(order._replace(copy=None if made is None else Path(made) / "policies"), serving, other)
 
@@ -141,7 +144,8 @@ def _compared(order: ComparisonOrder, serving: PolicySource, other: PolicySource
 
 
 def _replace(policies: Path, into: Path, file: ReplacedFile, most: int = MAX_FOLDER_BYTES) -> None:
-    """Copies a policy folder with one file replaced or added. Raises PolicyError."""
+    """Copies a policy folder, with one file replaced or added. Raises PolicyError if the folder has more than `most`
+    bytes, or the file is outside of it."""
     size = sum(path.stat().st_size for path in policies.rglob("*") if path.is_file())
     if size > most:
         told = f"more than {most >> 20} MiB: compare it with sidecar policy diff"
@@ -155,7 +159,7 @@ def _replace(policies: Path, into: Path, file: ReplacedFile, most: int = MAX_FOL
 
 
 def _located(data: Any, folder: Path) -> Any:
-    """Returns data with file names relative to the policy folder."""
+    """Returns the data with each `file` relative to the policy folder."""
     if isinstance(data, dict):
         return {
             name: _within(folder, value) if name == "file" and isinstance(value, str) else _located(value, folder)
@@ -165,6 +169,6 @@ def _located(data: Any, folder: Path) -> Any:
 
 
 def _within(folder: Path, file: str) -> str:
-    """Returns the path of a file relative to the policy folder."""
+    """Returns the path of a file in the policy folder as `policies/…`; any other path unchanged."""
     path = Path(file)
     return f"policies/{path.relative_to(folder)}" if folder != Path() and path.is_relative_to(folder) else file

@@ -1,4 +1,5 @@
-"""Explains decisions link by link: the serving engine answers, and its answer is traced back to rows and limits."""
+"""Explains decisions link by link: the engine that serves calls answers, and its answer is traced back to rows and
+limits."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -37,13 +38,14 @@ from sidecar.vocabulary import (
 
 TOGETHER = "all together"
 MAX_HOLDERS = 100  # users that are named for one role
-MAX_LINES = 100_000  # of one file of rows: the text of a row further down is derived from its rule
+MAX_LINES = 100_000  # that are read of one file of rows; the text of a row below them is derived from its rule
 MAX_COMPARED = 20_000  # rules that are compared with denied links, in about 0.1 s
 
 
 class Ground(NamedTuple):
     """A rule that led to the answer. `text` is its row. `roles` are those on the path from the subject to the rule's
-    role, the first one from the token if `from_token`; `sets` those on the path from the object to the rule's set."""
+    role, of which a token granted the first if `from_token`; `sets` are those on the path from the object to the rule's
+    set."""
 
     rule: RuleRef
     text: str
@@ -53,8 +55,8 @@ class Ground(NamedTuple):
 
 
 class Ran(NamedTuple):
-    """A condition, its outcome, the values that it read, and the `source` if it was not evaluated now: `the record`, or
-    the reason why it is unknown."""
+    """A condition, its outcome, and the values that it read, by path. `source` is "" if it was evaluated now, otherwise
+    `the record`, or the reason why the outcome is unknown."""
 
     text: str
     outcome: str
@@ -63,9 +65,9 @@ class Ran(NamedTuple):
 
 
 class Traced(NamedTuple):
-    """One link and its grounds; `near` are the nearest rules, if none allowed it. `casbin` is the request to a model
-    that is not one of the sidecar's. `engine` decided the link; `by_default`: it is allowed because no row denies
-    it."""
+    """One link and its grounds. `near` are the nearest rules with the text of their rows, if no rule decided a denied
+    link. `casbin` is the request to a Casbin model of another form. `engine` decided the link; `by_default`: it is
+    allowed because no row denies it."""
 
     link: Link
     grounds: tuple[Ground, ...]
@@ -77,8 +79,8 @@ class Traced(NamedTuple):
 
     @property
     def missing(self) -> RuleRef | None:
-        """The narrowest rule that would allow a link that no rule allows; None for a link with another reason, and for
-        session calls, which any grant allows."""
+        """The narrowest rule that would allow a link that no rule allows; None for a link with another reason, for one
+        that a Casbin model of another form decided, and for session calls, which any grant allows."""
         link = self.link
         if link.reason is not Reason.NO_MATCHING_RULE or self.casbin is not None or link.action in SESSION_ACTIONS:
             return None
@@ -93,8 +95,8 @@ class ChargedLimit(NamedTuple):
 
 
 class RoleHolders(NamedTuple):
-    """The principals who may approve with a role: the users that have it by rows, the first MAX_HOLDERS of `total`, and
-    the roles of tokens that grant it."""
+    """Who may approve with a role: the users outside of the chain that have it by rows, the first MAX_HOLDERS of
+    `total`, and the roles that a token can grant, by which a user has it."""
 
     role: str
     users: tuple[str, ...]
@@ -103,8 +105,8 @@ class RoleHolders(NamedTuple):
 
 
 class ApprovalNeed(NamedTuple):
-    """The rules that demand approvals, and who may give them. `given_by` are the approvers in the explained call, and
-    `objection` is the reason why they are not enough."""
+    """The rules that demand approvals, and who may give them. `given_by` are the assumed approvers, and `objection` is
+    the reason why they are not enough, "" if they are."""
 
     rules: tuple[RuleRef, ...]
     holders: tuple[RoleHolders, ...]
@@ -113,7 +115,8 @@ class ApprovalNeed(NamedTuple):
 
 
 class Explanation(NamedTuple):
-    """The whole answer. If the record does not determine it, `answer` is None and `why` names the missing fact."""
+    """An explained answer at `at_s`, in seconds since the epoch. If a record does not determine the answer, `answer` is
+    None and `why` names the missing fact; `decision` is then one of those that are possible."""
 
     answer: Answer | None
     decision: Decision
@@ -138,7 +141,8 @@ class Explanation(NamedTuple):
 def explain(
     engine: Engine, budgets: Budgets, chain: Chain, question: Question, at_s: float, approvers: Sequence[Principal] = ()
 ) -> Explanation:
-    """Explains a call, with `approvers` as if they had approved it."""
+    """Explains a call at `at_s`, in seconds since the epoch. If it needs an approval, `approvers` are assumed to have
+    given it."""
     ask = engine.enter if is_session(question) else engine.decide
     decision = ask(chain, question, at_s)
     trace = _Trace(engine.source, engine, chain, question, at_s)
@@ -148,6 +152,7 @@ def explain(
 def explain_record(
     candidate: Candidate, budgets: Budgets, asked: RecordedQuestion, approvers: Sequence[Principal] = ()
 ) -> Explanation:
+    """Explains a recorded question by the policy of `candidate`."""
     answer = candidate.decide(asked)
     case = candidate.case
     trace = _Trace(candidate.source, candidate.engine, asked.chain, asked.question, asked.at_s)
@@ -229,7 +234,8 @@ class _Trace:
         )
 
     def _casbin(self, place: int, link: Link) -> CasbinTrace | None:
-        """Traces a link that a Casbin model other than the sidecar's decided. It belongs to the chain itself."""
+        """Traces a link by its place in the decision; None if one of the sidecar's own models decides its kind.
+        Guardrails, whose links follow those of the chain, always have such a model."""
         policy = self._engine.casbin(link.kind)
         if policy is None:
             return None
@@ -241,7 +247,7 @@ class _Trace:
         return CasbinTrace(policy, subject, link, None if self.is_record else scene, server)
 
     def _near(self, decision: Decision, traces: Sequence[CasbinTrace | None]) -> Mapping[int, Sequence[NearestRule]]:
-        """Returns the nearest rules of each denied link, by its identity."""
+        """Returns the nearest rules of each link that is denied without a rule, by the `id` of the link."""
         denied = [
             (link, trace)
             for link, trace in zip(decision.links, traces, strict=True)
@@ -256,8 +262,8 @@ class _Trace:
         return found
 
     def _rules_near(self, links: Sequence[Link]) -> Iterable[RuleRef]:
-        """Returns the rules to compare: all of a small policy, and those with the subject or the object of a large
-        one."""
+        """Returns the rules to compare: all of a small policy; of a large one, those about the subject or the object of
+        a link."""
         if sum(self._engine.rule_counts.values()) <= MAX_COMPARED:
             return self._source.own_rules
         callers = {principal.name: principal for principal in self._chain}
@@ -324,8 +330,8 @@ class _Trace:
 
 
 def _rows(rules: Iterable[RuleRef]) -> Callable[[RuleRef], str]:
-    """Returns a function that gives the rows of these rules as written, or derived from the rules. Each file is read
-    once."""
+    """Returns a function from one of these rules to its row: as written in its CSV file, otherwise derived from the
+    rule. Each file is read once."""
     wanted: dict[str, set[int]] = {}
     for rule in rules:
         if rule.line and rule.file.endswith(".csv"):
@@ -340,7 +346,7 @@ def _rows(rules: Iterable[RuleRef]) -> Callable[[RuleRef], str]:
 
 
 def _read(path: str, wanted: set[int]) -> Iterator[tuple[int, str]]:
-    with suppress(OSError), Path(path).open("rb") as file:  # if the file was deleted, the row is derived from the rule
+    with suppress(OSError), Path(path).open("rb") as file:  # without the file, the row is derived from the rule
         for number in range(1, min(max(wanted), MAX_LINES) + 1):
             raw = file.readline(4 * MAX_LINE_CHARS)
             if number in wanted and raw:

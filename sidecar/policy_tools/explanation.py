@@ -32,7 +32,7 @@ def _lines(found: Explanation, asked: RecordedQuestion | None) -> Iterator[str]:
         yield from _about_record(found, asked)
     for number, traced in enumerate(found.links, start=1):
         yield ""
-        yield from _link(number, traced, found)
+        yield from _link(number, traced)
     rest = list(_the_rest(found))
     yield from ["", *rest] if rest else []
 
@@ -64,7 +64,7 @@ def _about_record(found: Explanation, asked: RecordedQuestion) -> Iterator[str]:
         yield "  the answer below is one of those that are possible"
 
 
-def _link(number: int, traced: Traced, found: Explanation) -> Iterator[str]:
+def _link(number: int, traced: Traced) -> Iterator[str]:
     link = traced.link
     answer = "allow" if link.allowed else f"deny: {link.reason}"
     what = "guardrail" if link.kind is PermissionKind.GUARDRAIL else f"link {number}"
@@ -179,7 +179,7 @@ def _the_rest(found: Explanation) -> Iterator[str]:
 
 
 def _together(found: Explanation) -> Iterator[str]:
-    """Yields the effect of several matching grants: each limit counts, and none removes another."""
+    """Yields notes on the limits of several matching grants: each counts the call, and none removes another."""
     counting = _counting(found)
     if len(counting) > 1:
         rules = " and ".join(counting) if len(counting) == 2 else ", ".join(counting)

@@ -1,8 +1,8 @@
 """Reads policies from git revisions: `main`, `HEAD~1`, `abc123`, or `rev:path` for a folder.
 
 Files are read from git's objects, byte for byte (no filter, attribute or hook runs), into a private temporary folder.
-Git runs without a shell, with a deadline and a bound on its output; names that begin with `-`, links, and paths that
-lead outside the folder, are refused.
+Git runs without a shell, with a deadline and a bound on its output. Names that begin with `-`, links, and paths that
+lead out of the repository are refused.
 """
 
 import asyncio
@@ -26,8 +26,7 @@ _FILE_MODES = ("100644", "100755")
 
 
 class Revision(NamedTuple):
-    """One policy named on a command line. `label` is its name; `root` is the prefix that is removed from the paths of
-    its files."""
+    """One policy named on a command line. `label` is its name; `root` is the temporary folder of a policy from git."""
 
     label: str
     place: PolicyLocation
@@ -48,7 +47,8 @@ class _Blob(NamedTuple):
 
 @contextmanager
 def opened(name: str, *, directory: Path) -> Iterator[Revision]:
-    """Opens a folder, or a git revision of the repository that contains `directory`. Raises SettingsError."""
+    """Opens the folder `name` in `directory`, or the git revision `name` of the repository that contains `directory`. A
+    policy from git exists until the context ends. Raises SettingsError if there is neither, or git fails."""
     folder = directory / name
     if name and folder.is_dir():
         yield Revision(name, in_folder(Path(name) if directory == Path() else folder))
@@ -73,7 +73,7 @@ async def _extract(name: str, directory: Path, root: Path) -> PurePosixPath:
         top = _inside(path if colon else (await git.line("rev-parse", "--show-prefix")).rstrip("/"), name)
         blobs = await git.blobs(commit, [top / POLICIES, top / MODELS, top / CONFIG])
         if not any(blob.path.is_relative_to(top / POLICIES) for blob in blobs):
-            # A folder of rows, with its models next to it.
+            # The path may name a folder of rows, with its models next to it.
             blobs = await git.blobs(commit, [top, top.parent / MODELS]) if colon else []
             if not any(top in blob.path.parents for blob in blobs):
                 _refuse(name, f"no {top / POLICIES}/ in this revision", "name the folder that holds it: rev:path")
@@ -125,7 +125,8 @@ class _GitReader:
         return said.decode("utf-8", "replace").strip() if good else ""
 
     async def blobs(self, commit: str, folders: Sequence[PurePosixPath]) -> list[_Blob]:
-        """Returns every file under these folders. Refuses links and everything else that is not a file."""
+        """Returns every file under these folders. Raises SettingsError for links and everything else that is not a
+        regular file, and for too many files or bytes."""
         named = [str(folder) for folder in folders if str(folder) != "."]
         listing = ("ls-tree", "-r", "-l", "-z", "--full-tree", commit, "--", *named)
         said, good = await self._run(listing, most=MAX_FILES * 512)
@@ -157,7 +158,8 @@ class _GitReader:
         return found
 
     async def _run(self, arguments: Sequence[str], *, most: int, sent: bytes = b"") -> tuple[bytes, bool]:
-        """Returns git's output, and whether it succeeded. Refuses more than `most` bytes and an exceeded deadline."""
+        """Returns git's output, and whether it succeeded. Raises SettingsError if git is not installed, writes more
+        than `most` bytes, or takes longer than DEADLINE_S."""
         path = executable_of("git", {}, os.environ)
         if path is None:
             _refuse(self._name, "this is no folder, and git is not installed")

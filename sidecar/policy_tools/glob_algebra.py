@@ -1,8 +1,9 @@
 """Set algebra on wildcard patterns.
 
-Patterns have one wildcard (`*`, any run of characters, anchored). They run together as small automata over the
-characters that they name and one that represents all others, within a `GlobShape`: the grammar of names of one kind.
-The search is breadth first and exact: no result means that no such name exists.
+Patterns have one kind of wildcard (`*`, any run of characters) and match whole names. They run together as small
+automata over the characters that they name and one or two that represent all others, within a `GlobShape`: the grammar
+of names of one kind (CONTRACT 1.1, 1.2). The search is breadth first and exact: no result means that no such name
+exists.
 """
 
 import re
@@ -32,7 +33,8 @@ class TooManyStates(Exception):
 
 
 class GlobShape(NamedTuple):
-    """Names of one kind: `prefix`, then optionally `<server>/`, then 1 to `most` of `characters`."""
+    """Names of one kind: `prefix`, then `<server>/` if they are on servers, then at least one of `characters`. After
+    the prefix there are at most `most` characters."""
 
     prefix: str
     characters: frozenset[str]
@@ -66,14 +68,15 @@ _SHAPES = {
 SUBJECTS: Mapping[PermissionKind, Shapes] = {
     kind: tuple(_SHAPES[word] for word in words if word in _SHAPES) for kind, words in grammar.SUBJECTS.items()
 }
-"""`anonymous` is an exact name that no pattern matches: callers that need it add this shape."""
+"""The shapes of subjects by kind. `anonymous` has no shape: callers of this module that need this name try it too."""
 OBJECTS: Mapping[PermissionKind, Shapes] = {
     kind: tuple(_SHAPES[word] for word in words if word in _SHAPES) for kind, words in grammar.OBJECTS.items()
 }
 
 
 def may_overlap(one: str, other: str) -> bool:
-    """Whether some text may match both: False is certain. Compares only the parts before and after the wildcards."""
+    """Whether some text may match both: False is certain. Of two patterns, only the parts before the first and after
+    the last wildcard are compared."""
     if WILDCARD not in one:
         return glob(one, other)
     if WILDCARD not in other:
@@ -88,8 +91,8 @@ def may_overlap(one: str, other: str) -> bool:
 def witness(
     shapes: Shapes, all_of: Sequence[str], none_of: Collection[str] = (), avoid: Collection[str] = ()
 ) -> str | None:
-    """Returns a name that matches `all_of`, none of `none_of`, and is not in `avoid`; None if there is none. Raises
-    TooManyStates."""
+    """Returns a name of these shapes that matches each of `all_of` and none of `none_of`, and is not in `avoid`; None
+    if there is none. Raises TooManyStates if the search exceeds MAX_STATES."""
     for name in _natural(shapes, all_of):
         fits = name not in avoid and all(glob(name, pattern) for pattern in all_of)
         if fits and not any(glob(name, pattern) for pattern in none_of):
@@ -107,7 +110,8 @@ def witness(
 def classes(
     shapes: Shapes, all_of: Sequence[str], others: Sequence[str], avoid: Collection[str] = ()
 ) -> Iterator[tuple[frozenset[str], str]]:
-    """Yields each set of others that a name outside `avoid` matches together, and the name. Raises TooManyStates."""
+    """Yields each set of `others` that some name matches together, with such a name: it matches `all_of`, no other one
+    of `others`, and is not in `avoid`. Raises TooManyStates if the search exceeds MAX_STATES."""
     told: set[frozenset[str]] = set()
     for shape in shapes:
         for met, name in _walk(shape, all_of, others, ()):
@@ -123,7 +127,8 @@ def classes(
 
 
 def _natural(shapes: Shapes, all_of: Sequence[str]) -> Iterator[str]:
-    """Yields names that a person would choose: the only possible one, or the longest pattern, filled."""
+    """Yields names that a person would choose: the only possible one, or the longest pattern with words for its
+    wildcards. They may not match the other patterns."""
     pattern = max(all_of, key=lambda pattern: (WILDCARD not in pattern, len(pattern)), default=WILDCARD)
     if WILDCARD not in pattern:
         yield from (pattern for shape in shapes if shape.has(pattern))
@@ -156,7 +161,8 @@ class _Automaton:
         self.forever = self.stars & (self.accepts >> 1)  # a wildcard at the end, once reached
 
     def settle(self, state: int) -> int:
-        """Adds the positions that a wildcard lets pass. Positions before the last reached wildcard add nothing."""
+        """Adds the position after a reached wildcard, which may match nothing. Drops the positions before the last
+        reached wildcard, which can match nothing more than it does."""
         if stars := state & self.stars:
             last = 1 << (stars.bit_length() - 1)
             state = (state & -last) | last << 1
@@ -173,8 +179,8 @@ _automaton = lru_cache(4096)(_Automaton)
 def _walk(
     shape: GlobShape, all_of: Sequence[str], others: Sequence[str], none_of: Sequence[str]
 ) -> Iterator[tuple[frozenset[str], str]]:
-    """Yields (the others that match, a shortest name) for each way to match all of these and none of the forbidden
-    patterns."""
+    """Yields (the `others` that match, a shortest name) for each way to match all of `all_of` and none of `none_of`.
+    The same set of others can occur several times."""
     parts = [_automaton(pattern) for pattern in (*all_of, *others, *none_of)]
     must, ban = len(all_of), len(all_of) + len(others)
     banned = parts[ban:]

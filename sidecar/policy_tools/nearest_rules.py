@@ -1,7 +1,8 @@
 """Finds the rules nearest to a denied question, in one pass over the rules.
 
-A rule's rank is the number of its parts that match (subject, object, action; then expiry, condition, shadow); ties are
-broken by the similarity of the other parts to the question. Parts are compared like in the built-in models.
+A rule's rank is the number of its parts that match (subject, object, action; then expiry, condition, shadow); rules of
+equal rank are ordered by the similarity of their other parts to the question. Parts are compared like in the built-in
+models.
 """
 
 import heapq
@@ -19,7 +20,7 @@ from sidecar.policy_tools.rule_text import moment
 from sidecar.vocabulary import Chain, Link, PermissionKind, RuleRef
 
 MOST = 5
-POOL = 200  # per question; within the pool, similarity is compared letter by letter
+POOL = 200  # rules per question; only within the pool is similarity computed letter by letter
 MAX_NAMES = 10_000  # objects that are searched for a hint
 ALIKE = 0.8  # minimum similarity for a "did you mean" hint
 NEAR_WITH_TWO_WRONG = 0.75  # if two parts do not match, both must be likely typing errors
@@ -38,7 +39,8 @@ class Misfit(NamedTuple):
 
 
 class NearestRule(NamedTuple):
-    """A rule, and why it did not allow. Without misfits it would have allowed, except that another rule denies."""
+    """A rule, and why it did not allow. If there are no misfits, another rule denied, or for a row of a Casbin model,
+    the rest of the matcher did not match."""
 
     rule: RuleRef
     misfits: tuple[Misfit, ...]
@@ -48,8 +50,9 @@ _NONE: Mapping[str, str] = {}
 
 
 class Sought(NamedTuple):
-    """One denied question. `roles` are the subject's, `sets` those that contain the object; `outcomes` are the
-    conditions' outcomes by text; `server` is set for a session call, which any grant on that server opens."""
+    """One denied question. `roles` are the subject's, `sets` those that contain the object; `now_s` is its time in
+    seconds since the epoch; `outcomes` are those of conditions by text; `server` is that of a session call, which any
+    grant on the server opens, "" for any other call."""
 
     kind: PermissionKind
     subject: str
@@ -78,8 +81,8 @@ class Sought(NamedTuple):
         return cls(link.kind, link.subject, roles, link.object, sets, link.action, now_s, outcomes, server)
 
     def fits(self, rule: RuleRef) -> tuple[bool, ...]:
-        """Returns whether each of PARTS matches. The condition of a row that did not match has not run, and is assumed
-        to hold."""
+        """Returns whether each of PARTS matches. A condition that has not run, because its row did not match, is
+        assumed to hold."""
         session = bool(self.server)
         on_it = (meets_prefix(rule.object, f"{word}{self.server}/") for word in ON_SERVERS)
         outcome = self.outcomes.get(rule.when, "true") if rule.when and not session else "true"
@@ -96,7 +99,8 @@ class Sought(NamedTuple):
 def nearest(
     sought: Sequence[Sought], rules: Iterable[RuleRef], sets: RoleLinks, most: int = MOST
 ) -> list[list[NearestRule]]:
-    """Returns for each question the rules that would have allowed it except for one or two parts, nearest first."""
+    """Returns for each question its nearest allow rules, at most `most`, nearest first. Of subject, object and action,
+    at most one differs, or two that are probably typing errors."""
     pools = [_Pool(each) for each in sought]
     names = dict.fromkeys(islice(sets.parents, MAX_NAMES), True)
     for rule in rules:

@@ -57,13 +57,14 @@ class PolicyLocation:
         )
 
     def budgets(self) -> Budgets:
-        """Returns all limits other than those of rows, as they apply when this policy serves. Raises PolicyError."""
+        """Returns all limits other than those of rows, as they apply when this policy serves. Raises PolicyError for an
+        invalid budgets.yaml."""
         return replace(load_budgets(self.policies / BUDGETS_FILE), offers=self.offers)
 
 
 def configured(path: Path, environ: Mapping[str, str]) -> PolicyLocation:
-    """Returns the policy that sidecar.yaml names; without that file, the policy next to its path. Raises
-    SettingsError."""
+    """Returns the policy that the sidecar.yaml at `path` names; if there is no such file, the policy in its folder.
+    Raises SettingsError for invalid settings."""
     if not path.exists() and (path.parent / POLICIES).is_dir():
         return in_folder(path.parent)
     return replace(location_of(load_settings(path, environ, check_files=False)), config=path)
@@ -80,7 +81,8 @@ def location_of(settings: Settings) -> PolicyLocation:
 
 def in_folder(folder: Path) -> PolicyLocation:
     """Returns the policy in a folder with `policies/` and optionally `models/`, or in a folder of rows. A sidecar.yaml
-    next to them holds the settings of Casbin models. Raises SettingsError."""
+    next to them has the settings of Casbin models. Raises SettingsError if the folder does not exist, or these settings
+    are invalid."""
     if not folder.is_dir():
         raise SettingsError([fault_in(folder, "this folder is not there", code="P001")])
     policies = folder / POLICIES if (folder / POLICIES).is_dir() else folder
@@ -94,7 +96,8 @@ def in_folder(folder: Path) -> PolicyLocation:
 
 
 def files_named(folder: Path) -> list[Path]:
-    """Returns the models and rows that a sidecar.yaml in this folder names one by one. Raises SettingsError."""
+    """Returns the models and rows that a sidecar.yaml in this folder names one by one; none without that file. Raises
+    SettingsError if it is invalid."""
     policy = _policy_beside(folder)
     return [] if policy is None else list(policy.files)
 

@@ -4,12 +4,12 @@ A record contains no arguments except those that `audit.clear_arguments` selects
 digest of the text, the outcome, and keyed digests of the values read. To replay a record, a policy's conditions are
 replaced by `StandIn`s, which use, in this order,
 
-    running             a condition that reads nothing of the caller's: principals, server, tool, time
-    the record          the same text, of the same subject
-    clear arguments     another text that reads arguments recorded in clear
-    its inputs          another text that reads what was recorded: with the audit key, a digest can be compared with the
-                        constants of the condition; equality and membership need only this
-    nothing             the outcome is unknown, with the reason, and has the value that the replay tries
+    evaluation          for a condition that reads neither arguments nor `_meta`, only principals, server, tool, time
+    the record          for a condition with the same text, about the same subject
+    clear arguments     for another text, arguments that were recorded in clear
+    its inputs          for another text that reads what was recorded: with the audit key, a digest can be compared with
+                        the constants of the condition; equality and membership need only this
+    nothing             the outcome is unknown, with the reason, and is the one that the replay tries
 """
 
 from collections.abc import Mapping
@@ -41,7 +41,7 @@ ARGUMENTS: Mapping[str, Any] = {"arguments": "not recorded"}  # by identity: tho
 
 
 class RecordedKey(NamedTuple):
-    """One run of a condition: its subject, and whether it is about lent authority."""
+    """One run of a condition: the digest of its text, the subject of its link, and whether the link lends authority."""
 
     condition: str
     subject: str
@@ -52,9 +52,10 @@ class RecordedKey(NamedTuple):
 class RecordedCase:
     """The record in question, and the known facts about its conditions.
 
-    `assumed` are the outcomes tried for unknown conditions, others get `otherwise`; `unknown` collects them, with the
-    reason. `by_record` are the conditions that the record answered; `paths` are the paths that conditions of the policy
-    read, by digest."""
+    `assumed` are the outcomes tried for unknown conditions, and `otherwise` is that of all others; `unknown` collects
+    them, with the reason. `by_record` collects the conditions that the record answered. `revision` is that of the
+    policy, and `paths` are the paths that its conditions read, by digest. `key` is the audit key, None if it is not
+    known."""
 
     key: AuditKey | None = None
     asked: RecordedQuestion = field(init=False)
@@ -66,6 +67,7 @@ class RecordedCase:
     paths: Mapping[str, tuple[Steps, ...]] = field(default_factory=dict)
 
     def outcome(self, condition: "StandIn", scene: ConditionContext, units: float) -> Evaluation:
+        """Returns the outcome of a condition for the record in question."""
         key = RecordedKey(condition.digest, scene.chain[scene.subject].name, scene.args is not ARGUMENTS)
         told = self._told(condition, scene, key, units)
         if not isinstance(told, str):
@@ -144,6 +146,8 @@ class RecordedCase:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StandIn(Condition):
+    """A condition whose outcome `case` gives, instead of the arguments."""
+
     original: Condition
     case: RecordedCase
 
@@ -152,6 +156,7 @@ class StandIn(Condition):
 
 
 def with_stand_ins(source: PolicySource, case: RecordedCase) -> PolicySource:
+    """Returns the policy with conditions that ask `case`, and prepares `case` for it."""
     names = [each.name for each in fields(Condition) if each.name != "plain"]
     stand_ins: dict[str, Condition] = {
         text: StandIn(**{name: getattr(condition, name) for name in names}, original=condition, case=case)

@@ -28,8 +28,8 @@ _GRANTS: tuple[Answer, ...] = ("deny", "approval", "allow")  # each grants more 
 
 
 class ReplayAnswer(NamedTuple):
-    """The candidate's answer, None if it is undecidable: `why` names what it depends on. `decision` is one of the
-    possible ones; the only one if nothing was unknown."""
+    """The candidate's answer; None if it is undecidable, and then `why` names what it depends on. `decision` is one of
+    the possible ones; the only one if nothing was unknown."""
 
     answer: Answer | None
     decision: Decision
@@ -37,13 +37,15 @@ class ReplayAnswer(NamedTuple):
 
 
 class Candidate:
+    """Another policy, which decides recorded questions."""
+
     def __init__(self, source: PolicySource, key: AuditKey | None = None) -> None:
         self.source = source
         self.case = RecordedCase(key)
         self.engine = Engine(with_stand_ins(source, self.case))
 
     def decide(self, asked: RecordedQuestion) -> ReplayAnswer:
-        """Returns the answer if it is the same for every outcome of the unknown conditions.
+        """Returns the answer to a recorded question, if it is the same for every outcome of the unknown conditions.
 
         An error is no match on an allow row and a match on a deny row, so errors everywhere allow the least. The
         combination of true and false that allows the most is found by search."""
@@ -73,8 +75,8 @@ class Candidate:
         return ReplayAnswer(None, least, TOO_MANY)
 
     def _by_matchers(self, asked: RecordedQuestion, decision: Decision) -> str:
-        """Returns why a Casbin model cannot be asked again, if the answer depends on it; "" if it can, or if another
-        link denies the call whatever its conditions yield."""
+        """Returns why a Casbin model cannot be asked again; "" if every one can, or if another link denies the call
+        anyway."""
         doubts, denied = list[str](), False
         for place, link in enumerate(decision.links):
             policy = self.engine.casbin(link.kind)
@@ -94,7 +96,7 @@ class Candidate:
 
 
 def _doubt(policy: StockPolicy, asked: RecordedQuestion, is_last: bool) -> str:
-    """Returns the inputs of a Casbin model that no record contains."""
+    """Returns why no record contains all inputs of a Casbin model; "" if it does."""
     if policy.reader.from_caller and is_last and not asked.without_arguments:
         return "a Casbin model reads what the caller wrote, which no record holds"
     if any(form.parameters for form in policy.table.source.model.roles.values()):
@@ -103,6 +105,8 @@ def _doubt(policy: StockPolicy, asked: RecordedQuestion, is_last: bool) -> str:
 
 
 class ChangeKind(NamedTuple):
+    """What the records of one group have in common. `was` and `now` are answers, or the reasons of denials."""
+
     change: Change
     chain: str
     object: str
@@ -127,8 +131,9 @@ class ReplayGroup:
 @dataclass(slots=True)
 class Replay:
     """The result. `now_waits` and `waits_no_more` count the changes to and from a person's approval, which are also
-    `wider` or `narrower`; `unasked` are records without a policy answer; `revisions` counts the policies of the
-    records."""
+    `wider` or `narrower`; `undecidable` counts by reason. `left_out` are records of other times, `unasked` those
+    without an answer of policy, and `ungrouped` those whose group exceeds MAX_GROUPS; `torn_bytes` is the length of an
+    incomplete last line; `revisions` counts the policies of the records."""
 
     records: int = 0
     replayed: int = 0
@@ -162,7 +167,9 @@ def replay(
     until: str = "",
     progress: Callable[[int], object] = lambda read_bytes: None,
 ) -> Replay:
-    """Replays records `since` a time and before `until`; `progress` gets the bytes read. Raises UnreadableAuditLine."""
+    """Replays the records from `since` on and before `until`, both in the form of records, "" for no bound. `progress`
+    is called from time to time with the number of bytes read. Raises UnreadableAuditLine at a line that is not a
+    record, OSError if a file cannot be read."""
     report = Replay()
 
     def torn(size: int) -> None:

@@ -14,7 +14,7 @@ _QUOTED_IN_CSV = re.compile(r'[,"]|^[ \t]|[ \t]$')
 
 
 def moment(at_s: float) -> str:
-    """Formats seconds since the epoch as RFC 3339, like in rows."""
+    """Returns a time in seconds since the epoch as RFC 3339 in UTC, like in rows."""
     return datetime.fromtimestamp(at_s, UTC).isoformat().replace("+00:00", "Z")
 
 
@@ -24,7 +24,7 @@ def place(rule: RuleRef) -> str:
 
 
 def cut(items: Sequence[str], most: int, more: str = "and {} more") -> list[str]:
-    """Returns the first `most` items and `and 7 more`; all of them if there is only one more."""
+    """Returns the first `most` items and, as a last one, `and 7 more`; all items if there is at most one more."""
     rest = len(items) - most
     return [*items] if rest <= 1 else [*items[:most], more.format(rest)]
 
@@ -46,7 +46,7 @@ def columns(rule: RuleRef) -> dict[str, str]:
 
 
 def approval_notes(terms: ApprovalTerms) -> dict[str, str]:
-    """Returns all notes of a row with these terms."""
+    """Returns the notes of a row that demands an approval with these terms, by key."""
     valid = ONCE if terms.valid_s is None else duration_text(terms.valid_s)
     notes = {"approval": terms.role, "within": duration_text(terms.within_s), "valid": valid}
     return notes | ({"approval_reason": REQUIRED} if terms.reason else {})

@@ -1,8 +1,8 @@
 """Checks a policy for errors and suspicious rules. `matching`, `overlaps`, `names` and `conditions` are the lints for
 the sidecar's own models, `casbin_names` those for other Casbin models.
 
-Errors of the loader are reported alone, because lints need a whole policy. For a whole policy, every lint runs over all
-of it, in time about linear in the number of rules.
+The lints run only if the policy loads, because they need a whole one. Each runs over all of it, in time about linear in
+the number of rules.
 """
 
 import re
@@ -28,7 +28,7 @@ from sidecar.policy_tools.policy_location import BUDGETS_FILE, PolicyLocation
 from sidecar.upstreams.mcp.pins_file import PINS_FILE, load_pins
 from sidecar.vocabulary import PermissionKind
 
-MAX_TOLD = 200  # of one code, as in the loader
+MAX_TOLD = 200  # findings of one code
 _QUOTED = re.compile(r'"([^"]+)"')
 
 T = TypeVar("T")
@@ -68,7 +68,8 @@ LINTS: Sequence[Lint] = (
 
 @dataclass(frozen=True, slots=True)
 class CheckReport:
-    """All findings, in the order of files and lines. `left_out` counts the omitted ones by code."""
+    """All faults and findings, in the order of files and lines. `revision` is "" if the policy does not load. `rules`
+    counts them by kind, `left_out` the omitted findings by code."""
 
     faults: tuple[Fault, ...]
     revision: str = ""
@@ -90,7 +91,9 @@ def check(
     soon_days: float = 14,
     strict: bool = False,
 ) -> CheckReport:
-    """Returns the errors, otherwise all suspicious findings. Never raises for the content of the policy's files."""
+    """Returns every fault of the policy's files and, if it loads, the findings of the lints. `now_s` is the time in
+    seconds since the epoch, None for the present; rules that expire within `soon_days` are reported. Never raises for
+    the content of the policy's files."""
     refused: list[Fault] = []
 
     def loaded(load: Callable[[], T]) -> T | None:
@@ -131,7 +134,7 @@ def check(
 
 
 def suspicious(policy: LintedPolicy) -> tuple[list[Fault], dict[str, int]]:
-    """Returns the lints' findings, at most 200 of one code, and the number of further ones by code."""
+    """Returns the findings of the lints, at most MAX_TOLD of one code, and the number of further ones by code."""
     seen: Counter[str] = Counter()
     faults = []
     for lint in LINTS:
@@ -160,8 +163,7 @@ def _fault(finding: PolicyFinding, written: RuleSources) -> Fault:
 
 
 def _with_line(fault: Fault, written: RuleSources) -> Fault:
-    """Returns the loader's warning. A warning without a line gets the line and place of the item that its message
-    names."""
+    """Returns a warning of the loader with the text of its line, marked at the first item that the message quotes."""
     if fault.source or not fault.line:
         return fault
     named = _QUOTED.search(fault.message)
@@ -175,5 +177,6 @@ def _ordered(faults: Iterable[Fault]) -> tuple[Fault, ...]:
 
 
 def repository_of(folder: Path) -> Path:
+    """Returns the root of the git repository that contains a folder; the working directory if there is none."""
     resolved = folder.resolve()
     return next((above for above in (resolved, *resolved.parents) if (above / ".git").exists()), Path.cwd())

@@ -1,7 +1,7 @@
 """Lints for the names in requests to Casbin models.
 
 A side of a request (subject, domain, object, action) is checked only if the matcher compares it with columns by `==` or
-by a role definition without patterns, and does not read it elsewhere: then only names in rows can match.
+by a role definition without patterns, and does not read it elsewhere: then only names in rows and roles can match.
 """
 
 from __future__ import annotations
@@ -21,10 +21,9 @@ from sidecar.policy.stock.reading import StockSource
 from sidecar.policy.stock.table import StockTable
 from sidecar.policy_tools.catalogue import server_of
 from sidecar.policy_tools.check.linted_policy import LintedPolicy, PolicyFinding
-from sidecar.policy_tools.rule_text import cut
+from sidecar.policy_tools.check.matching import MAX_NEAR, some
 from sidecar.settings.policy import CasbinNames, CasbinSettings
 
-MAX_NEAR: Final = 500
 _TABLES: Final[Mapping[str, str]] = {"sub": "subjects", "dom": "domains", "obj": "objects", "act": "actions"}
 _BEGINNINGS: Final[Mapping[str, Sequence[str]]] = {
     # for the sidecar's own names, which an entry for all of them maps to themselves
@@ -37,8 +36,8 @@ _CAPTURE: Final = re.compile(r"\*[1-9]?")
 
 @dataclass(frozen=True)
 class _ComparedSide:
-    """The names in rows on one side. `columns` are those that it is compared with, `members` the links of the role
-    definitions that lead to them."""
+    """The names in rows on one side of a request, `sub`, `dom`, `obj` or `act` (`text`). `columns` are those that it is
+    compared with, `links` are the (member, role) pairs of the role definitions by which it is compared."""
 
     table: StockTable
     text: str
@@ -51,13 +50,13 @@ class _ComparedSide:
         return found | {name for link in self.links for name in link}
 
     def names_in(self, column: int) -> Iterator[tuple[str, int]]:
-        """Yields the distinct names of a column, each with its number in the rows."""
+        """Yields the distinct names of a column, each with the number that stands for it in the columns of the rows."""
         rows = self.table.source.rows
         return ((rows.texts[number], number) for number in set(rows.columns[column]))
 
 
 def maps_to_nothing(policy: LintedPolicy) -> Iterator[PolicyFinding]:
-    """P671: an entry maps to an exact name that no row has."""
+    """P671: an entry of `policy.names` maps to an exact name that no row has."""
     for side in _sides(policy):
         known = side.known
         for ours, theirs in _results(policy.source.casbin.names, side.text):
@@ -110,13 +109,9 @@ def on_no_upstream(policy: LintedPolicy) -> Iterator[PolicyFinding]:
     for table in policy.stock[:1]:
         for pattern in policy.source.casbin.names.objects:
             if pattern != "*" and not policy.passes_here(pattern):
-                hint = meant(server_of(pattern), policy.names or ()) or f"there are {_some(policy)}"
+                hint = meant(server_of(pattern), policy.names or ()) or f"there are {some(policy.names or ())}"
                 message = f"no upstream matches {shown(pattern)}"
                 yield PolicyFinding("P607", message, hint, file=_file(policy, table), part=pattern)
-
-
-def _some(policy: LintedPolicy) -> str:
-    return ", ".join(cut(sorted(policy.names or ()), 5)) or "no upstreams"
 
 
 def _file(policy: LintedPolicy, table: StockTable) -> str:
@@ -157,13 +152,14 @@ def _has_patterns(test: ColumnTest, settings: CasbinSettings, option: str) -> bo
 
 
 def _links(source: StockSource, compared: Sequence[ColumnTest], domains: Sequence[ColumnTest]) -> list[tuple[str, str]]:
-    """Returns the members and roles on this side. On the domain side, each domain is its own member."""
+    """Returns the (member, role) pairs on this side. On the domain side, each domain is its own member."""
     found = [(link[0], link[1]) for test in compared for link in source.links.get(test.function, ())]
     return found + [(link[2], link[2]) for test in domains for link in source.links.get(test.function, ())]
 
 
 def _results(names: CasbinNames, text: str) -> Iterator[tuple[str, str]]:
-    """Yields the entries of a table with their results on this side. An object entry may also set the action."""
+    """Yields the entries that determine this side, each with its result. An entry for objects may also set the
+    action."""
     for ours, theirs in names.objects.items() if text in ("obj", "act") else getattr(names, _TABLES[text]).items():
         if isinstance(theirs, str):
             if text != "act":
@@ -175,7 +171,7 @@ def _results(names: CasbinNames, text: str) -> Iterator[tuple[str, str]]:
 
 
 class _Reached:
-    """The names on one side that a name of the sidecar maps to, and their roles."""
+    """The names on one side that some name of the sidecar maps to, and the roles of these names."""
 
     def __init__(self, side: _ComparedSide, names: CasbinNames) -> None:
         tables = [(_TABLES[side.text], dict(_results(names, side.text)))]
@@ -204,6 +200,6 @@ class _Reached:
 
 
 def _is_ours(name: str, table: str) -> bool:
-    """Whether a name of the sidecar can map to this one through a table that preserves names ("" if the table does
-    not)."""
+    """Whether this can be the result of an entry. One that maps `*` to `*` preserves names, so the result must be a
+    name of the sidecar in that `table`; "" for any other entry."""
     return name in ACTIONS if table == "actions" else name.startswith(tuple(_BEGINNINGS.get(table, ("",))))

@@ -1,5 +1,5 @@
-"""Lints for conditions that do not test what they appear to test, by their syntax tree (`Condition.paths`) and their
-text."""
+"""Lints for conditions that do not test what they appear to test. They read the syntax tree of a condition
+(`Condition.paths`) and its text."""
 
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -24,8 +24,8 @@ _MEND = "correct the condition, or remove the row"
 
 
 class _Never(NamedTuple):
-    """Why a condition always has the same outcome, and the part responsible. `unless_absent`: a value that the caller
-    omits causes an error instead, which is a match on a deny row."""
+    """Why a condition always has the same outcome (`true`, `false` or `error`), and the part that causes it.
+    `unless_absent`: if the caller omits a value, the outcome is an error instead, which is a match on a deny row."""
 
     outcome: str
     why: str
@@ -89,7 +89,7 @@ def _never_asked(rule: RuleRef) -> _Never | None:
 
 
 def arguments_nowhere(policy: LintedPolicy) -> Iterator[PolicyFinding]:
-    """P606: the rule is evaluated only for calls without arguments."""
+    """P606: a condition reads arguments, but no call that the rule can match has any."""
     for rule, condition in _conditioned(policy):
         reads = any(path[0] == "args" for path in condition.paths)
         if reads and policy.asked(rule) and (why := _no_arguments(policy, rule)):
@@ -109,7 +109,7 @@ def _no_arguments(policy: LintedPolicy, rule: RuleRef) -> str:
 
 
 def unasked_arguments(policy: LintedPolicy) -> Iterator[PolicyFinding]:
-    """P641: a deny rule reads args.x (or call.meta.x) without testing whether it is present."""
+    """P641: a deny rule reads `args.x` or `call.meta.x` without testing whether it is present."""
     unasked = _by_text(policy, _unasked)
     for rule, _ in _conditioned(policy):
         if rule.effect != "deny" or (policy.asked(rule) and _no_arguments(policy, rule)):
@@ -133,7 +133,7 @@ def _unasked(condition: Condition) -> str:
 
 
 def _by_text(policy: LintedPolicy, ask: Callable[[Condition], T]) -> Callable[[str], T]:
-    """Returns a function that examines each condition once."""
+    """Returns a function from the text of a condition to the result of `ask`, which is called once for each text."""
     return lru_cache(None)(lambda text: ask(policy.source.conditions[text]))
 
 
@@ -158,7 +158,8 @@ def optional_claims(policy: LintedPolicy) -> Iterator[PolicyFinding]:
 
 
 def _is_optional(policy: LintedPolicy, role: str) -> bool:
-    """Whether only tokens can grant this role, and an issuer does not require the claim. False without the settings."""
+    """Whether only tokens can grant this role, and an issuer that grants it does not require the claim. False if the
+    issuers are unknown."""
     if policy.granting is None or policy.people(role):
         return False
     return any(one.grants(role) and not one.required for one in policy.granting)
@@ -179,7 +180,7 @@ def _optional_in(policy: LintedPolicy, condition: Condition) -> str:
 
 
 def order_of_texts(policy: LintedPolicy) -> Iterator[PolicyFinding]:
-    """P643: an ordering operator such as `<` next to a number in quotes."""
+    """P643: an ordering operator, such as `<`, with a number in quotes."""
     for rule, condition in _conditioned(policy):
         match = _ORDERED.search(condition.text)
         texts = _TEXT.finditer(condition.text)

@@ -1,6 +1,7 @@
 """Formats findings as text, JSON, SARIF 2.1.0 (OASIS) for code scanning, and GitHub's workflow commands.
 
-`codes.txt` is the catalogue of codes: `code level: about` (`error` is omitted), and the remedy below it.
+`codes.txt` is the catalogue of codes: `code level: about`, without the level `error`, and the remedy in indented lines
+below it.
 """
 
 import os
@@ -22,7 +23,8 @@ Level = Literal["error", "warning", "note"]
 
 
 class CodeMeaning(NamedTuple):
-    """`about` is one line, `mend` one or two sentences. A note is a warning of less weight, without effect yet."""
+    """The meaning of a code. `about` is one line, `mend` a few sentences. A note is a warning of less weight: nothing
+    is wrong yet."""
 
     about: str
     mend: str
@@ -77,8 +79,8 @@ def json(report: CheckReport, where: str, root: Path) -> str:
 
 
 def plain(fault: Fault) -> dict[str, object]:
-    """Returns a fault as plain values. `end_column` is the column after its last character; a whole file has 0 and
-    0."""
+    """Returns a fault as plain values. `end_column` is the column after its last character. For a fault of a whole
+    file, line and columns are 0."""
     place = {"file": visible(fault.file), "line": fault.line, "column": fault.column, "end_column": _end(fault)}
     return place | {name: getattr(fault, name) for name in ("code", "severity", "message", "hint")}
 

@@ -1,4 +1,4 @@
-"""The policy for the lints: with budgets, upstreams, the roles that tokens can grant, and the current time.
+"""The policy as the lints see it: with budgets, upstreams, the roles that tokens can grant, and the current time.
 
 Everything is looked up by name; no lint compares all pairs of rules.
 """
@@ -32,8 +32,8 @@ _OF_SERVERS = (ACTIONS - _OF_AGENTS - frozenset(ACTION_ON.values())) | MCP_TASK_
 
 
 class Granting(NamedTuple):
-    """The roles that an issuer's tokens grant, with the values in `only` (empty: all). `required`: tokens must have the
-    claim."""
+    """The roles `<namespace>/<value>` that an issuer's tokens grant; `only` are patterns of values, () for all values.
+    `required`: tokens must have the claim."""
 
     namespace: str
     only: tuple[str, ...] = ()
@@ -45,8 +45,8 @@ class Granting(NamedTuple):
 
 
 class PolicyFinding(NamedTuple):
-    """One finding of a lint. Its place is a rule (optionally a column and a part of the column), the row that fills a
-    role or set, or a file (optionally the first occurrence of a part in it)."""
+    """One finding of a lint. Its place is a `rule` (optionally a column and a part of the column), the row that fills
+    the role or set `name`, or a `file` (optionally the first occurrence of a part in it)."""
 
     code: str
     message: str
@@ -60,8 +60,9 @@ class PolicyFinding(NamedTuple):
 
 @dataclass(slots=True)
 class LintedPolicy:
-    """A policy with its surroundings. `granting` and `names` are None if the issuers and upstreams are unknown;
-    `programs` are further agents; `catalogue` lists the objects on the servers, if an owner provided it."""
+    """A policy with its surroundings. `granting` are the issuers and `names` the upstreams, None if they are unknown;
+    `programs` are further agents; `catalogue` lists the objects on the servers, None if it was not given; `now_s` is in
+    seconds since the epoch."""
 
     source: PolicySource
     written: RuleSources
@@ -78,10 +79,11 @@ class LintedPolicy:
     rules: Sequence[RuleRef] = field(init=False)
     """The rules of the sidecar's own models."""
     stock: Sequence[StockTable] = field(init=False)
-    """The rows of other Casbin models, which have their own names. Rows that decide several kinds occur once."""
+    """The tables of other Casbin models, whose rows have other names. A table that decides several kinds occurs
+    once."""
     allows: Sequence[RuleRef] = field(init=False)
-    """The allow rules that some call can match, of the kinds with the matching of the built-in models. The coverage of
-    other rows cannot be determined."""
+    """The allow rules, other than shadow rules, that some call can match, of the kinds whose model matches like the
+    built-in ones. What other rules cover cannot be determined."""
     members: Mapping[str, frozenset[str]] = field(init=False)
     elements: Mapping[str, frozenset[str]] = field(init=False)
 
@@ -95,8 +97,8 @@ class LintedPolicy:
         self.allows = tuple(rule for rule in allows if self.asked(rule))
 
     def may_be_granted(self, role: str) -> bool:
-        """Whether a token can grant this role, or one of its member roles. A token cannot grant a role without a
-        `/`."""
+        """Whether a token can grant this role, or one of its member roles. No token grants a role without a `/`; every
+        other role is granted if the issuers are unknown."""
         roles = filter(is_granted, (role, *self.members.get(role, ())))
         return any(self.granting is None or any(one.grants(name) for one in self.granting) for name in roles)
 
@@ -107,7 +109,7 @@ class LintedPolicy:
         return [element for element in self.elements.get(name, ()) if not element.startswith("set:")]
 
     def object_kinds(self, rule: RuleRef) -> frozenset[str]:
-        """Returns the kinds of object that a rule can match, among those of its permission kind."""
+        """Returns the kinds of objects (`tool`, `nhi`) that a rule can match, among those of its permission kind."""
         things = self.things(rule.object) if rule.object.startswith("set:") else [rule.object]
         asked = KINDS_ASKED[rule.kind][1]
         return asked if rule.object == "*" else asked.intersection(thing.partition(":")[0] for thing in things)
@@ -116,7 +118,8 @@ class LintedPolicy:
         return _asked(rule.kind, self.object_kinds(rule), rule.actions)
 
     def on_known_server(self, obj: str) -> bool:
-        """Whether a configured upstream matches this tool, prompt or resource; true if no upstreams are known."""
+        """Whether a configured upstream matches this tool, prompt or resource; true for other objects, and if the
+        upstreams are unknown."""
         word, _, rest = obj.partition(":")
         if self.names is None or word not in ACTION_ON:
             return True
@@ -136,7 +139,7 @@ class LintedPolicy:
 def _asked(kind: PermissionKind, objects: frozenset[str], actions: tuple[str, ...]) -> frozenset[str]:
     """Returns the actions of a rule that are possible on its objects."""
     possible = possible_actions(kind, objects)
-    if DELEGATE in actions and kind is PermissionKind.AGENT_TO_TOOL:  # `use` concerns agents if the object is `nhi:`
+    if DELEGATE in actions and kind is PermissionKind.AGENT_TO_TOOL:  # `use` has the task actions of agents only
         possible -= MCP_TASK_ACTIONS
     return frozenset(action for action in possible if any(glob(action, pattern) for pattern in actions))
 

@@ -1,4 +1,4 @@
-"""Lints for rules that can never match, that match too much, that expire, and that demand approvals that no one can
+"""Lints for rules that can never match, that match too much, that expire, or that demand approvals that no one can
 give."""
 
 from collections.abc import Iterable, Iterator
@@ -14,7 +14,7 @@ from sidecar.policy_tools.check.linted_policy import KINDS_ASKED, LintedPolicy, 
 from sidecar.policy_tools.rule_text import cut, moment
 from sidecar.vocabulary import ANONYMOUS, DELEGATE, PermissionKind, RuleRef
 
-MAX_NEAR = 500  # names that are searched for hints
+MAX_NEAR = 500  # names that are searched for one hint
 _ASKS_WHOM = "user_to_nhi asks users, nhi_to_nhi asks NHIs, agent_to_tool asks both"
 _WORDS = {"tool": "a tool", "prompt": "a prompt", "resource": "a resource", "nhi": "an NHI"}
 _THINGS = {"tool": "tool", "prompt": "prompt", "resource": "resource", "nhi": "agent and server"}
@@ -25,7 +25,7 @@ SHADOW_DAYS = 30  # the maximum duration of `mode: shadow`
 
 
 def never_asked(policy: LintedPolicy) -> Iterator[PolicyFinding]:
-    """P601: a set or role whose members are all of a kind that no question has."""
+    """P601: a rule on a set or for a role whose members are all of kinds that no question of the rule's kind has."""
     for rule in policy.rules:
         if rule.object.startswith("set:") and policy.things(rule.object) and not policy.object_kinds(rule):
             objects = ", ".join(f"{word}:…" for word in sorted(KINDS_ASKED[rule.kind][1]))
@@ -38,7 +38,7 @@ def never_asked(policy: LintedPolicy) -> Iterator[PolicyFinding]:
 
 
 def actions_never_asked(policy: LintedPolicy) -> Iterator[PolicyFinding]:
-    """P602: none of a rule's actions is possible on its object. P603: some are not, and were written one by one."""
+    """P602: none of a rule's actions is possible on its object. P603: an action that is written by name is not."""
     for rule in policy.rules:
         kinds = policy.object_kinds(rule)
         if not kinds:
@@ -69,7 +69,7 @@ def _none_asked(rule: RuleRef, kinds: frozenset[str]) -> tuple[str, str]:
 
 
 def empty_roles(policy: LintedPolicy) -> Iterator[PolicyFinding]:
-    """P604: no `g` row fills the role, and no token can grant it."""
+    """P604: a rule for a role that no `g` row fills and no token can grant."""
     filled = [role for role in policy.members if policy.people(role) or policy.may_be_granted(role)]
     known = set(filled)
     for rule in policy.rules:
@@ -86,18 +86,19 @@ def _who_has(policy: LintedPolicy, role: str, filled: Iterable[str]) -> str:
 
 
 def near(name: str, names: Iterable[str]) -> str:
-    """Returns `did you mean …?`, from names of about the same length."""
+    """Returns `did you mean …?` with a name of about the same length; "" if none is similar."""
     alike = (other for other in names if other != name and abs(len(other) - len(name)) <= 2)
     return meant(name, islice(alike, MAX_NEAR))
 
 
 def on_no_upstream(policy: LintedPolicy) -> Iterator[PolicyFinding]:
-    """P607: a server pattern that no upstream matches, or a set's object on none. (P121: exact names in rules.)"""
+    """P607: a pattern of servers that no upstream matches, or an object in a set that is on no upstream. (The loader
+    reports exact names in rules as P121.)"""
     names = policy.names or frozenset()
     for rule in policy.rules:
         if "*" in server_of(rule.object) and not policy.on_known_server(rule.object):
             message = f"no upstream matches {shown(rule.object)}"
-            yield PolicyFinding("P607", message, f"there are {_some(names)}", rule, "obj")
+            yield PolicyFinding("P607", message, f"there are {some(names)}", rule, "obj")
     for element in policy.source.sets.parents:
         if not policy.on_known_server(element):
             server = server_of(element)
@@ -105,7 +106,7 @@ def on_no_upstream(policy: LintedPolicy) -> Iterator[PolicyFinding]:
 
 
 def on_nothing_there(policy: LintedPolicy) -> Iterator[PolicyFinding]:
-    """P609: an object on servers whose objects of that kind are all known, and none of them matches."""
+    """P609: an object that matches none of the objects of its kind on servers where all of them are known."""
     if policy.catalogue is None:
         return
     there = _Things(policy.catalogue, policy.names or ())
@@ -120,8 +121,8 @@ def on_nothing_there(policy: LintedPolicy) -> Iterator[PolicyFinding]:
 
 
 class _Things:
-    """The tools and prompts that a catalogue lists, by kind and server. If it lists none of a kind at a server, that
-    kind is unknown there. Resources are unknown too, because templates create more of them."""
+    """The tools and prompts that a catalogue lists, by kind and server. A kind that it does not list for a server is
+    unknown there. Resources are unknown too, because templates create more of them."""
 
     def __init__(self, catalogue: KnownCatalogue, names: Iterable[str]) -> None:
         self._by_place: dict[tuple[str, str], set[str]] = {("tool", server): set() for server in catalogue.servers}
@@ -141,17 +142,17 @@ class _Things:
 
     def near(self, obj: str) -> str:
         found = sorted(self._by_place.get((obj.partition(":")[0], server_of(obj)), ()))
-        return (meant(obj, found) if "*" not in obj else "") or (f"there is {_some(found)}" if found else "")
+        return (meant(obj, found) if "*" not in obj else "") or (f"there is {some(found)}" if found else "")
 
 
 def limits_nothing(policy: LintedPolicy) -> Iterator[PolicyFinding]:
-    """P608: an entry of budgets.yaml that counts no calls, so a typing error disables that limit."""
+    """P608: an entry of budgets.yaml that counts no calls, which can be a typing error that disables a limit."""
     on_objects = [entry for entry in policy.budgets.entries if entry.names_objects or entry.unit]
     written = [entry.object if entry.unit else entry.pattern for entry in on_objects]
     for pattern in dict.fromkeys([*written, *(cost.object for cost in policy.budgets.costs)]):
         if not policy.passes_here(pattern):
             names = (policy.names or frozenset()) | (policy.programs if pattern.startswith("nhi:") else frozenset())
-            hint = meant(server_of(pattern), names) or f"there are {_some(names)}"
+            hint = meant(server_of(pattern), names) or f"there are {some(names)}"
             message = f"no upstream matches {shown(pattern)}: nothing is counted there"
             yield PolicyFinding("P608", message, hint, file=policy.budgets_file, part=pattern)
     roles = [entry.pattern for entry in policy.budgets.entries if entry.pattern.startswith("role:")]
@@ -161,12 +162,14 @@ def limits_nothing(policy: LintedPolicy) -> Iterator[PolicyFinding]:
             yield PolicyFinding("P608", message, near(role, policy.members), file=policy.budgets_file, part=role)
 
 
-def _some(names: Iterable[str]) -> str:
+def some(names: Iterable[str]) -> str:
+    """Returns the first five names for a hint; `no upstreams` if there are none."""
     return ", ".join(cut(sorted(names), 5)) or "no upstreams"
 
 
 def wide(policy: LintedPolicy) -> Iterator[PolicyFinding]:
-    """P651: for all callers. P652: on all objects. P653: for callers without a credential."""
+    """An allow rule, P651: for all callers, P652: on all objects, both without a condition; P653: for callers without a
+    credential."""
     for rule in policy.rules:
         if rule.effect != "allow" or rule.shadow:
             continue
@@ -200,7 +203,7 @@ def ended(policy: LintedPolicy) -> Iterator[PolicyFinding]:
 
 
 def long_in_shadow(policy: LintedPolicy) -> Iterator[PolicyFinding]:
-    """P623: a shadow rule whose `created_at` is more than 30 days ago."""
+    """P623: a shadow rule whose `created_at` is more than SHADOW_DAYS ago."""
     for rule in policy.rules:
         created_s = _created(policy.written.note(rule, "created_at")) if rule.shadow else None
         if created_s is not None and policy.now_s - created_s > SHADOW_DAYS * DAY_S:
@@ -221,7 +224,7 @@ def _span(seconds: float) -> str:
 
 
 def approved_by_no_one(policy: LintedPolicy) -> Iterator[PolicyFinding]:
-    """P681: no user has the role that must approve. P682: only the caller has it, and may not approve."""
+    """P681: no user has the role that must approve. P682: only the caller has it, who may not approve."""
     for rule in policy.rules:
         if rule.approval is None or rule.shadow:
             continue
@@ -244,7 +247,7 @@ def _users(policy: LintedPolicy, role: str) -> list[str]:
 
 
 def _callers(policy: LintedPolicy, subject: str) -> list[str]:
-    """Returns the only caller that a subject matches; [] if there are several, or they are not known."""
+    """Returns a list of the only caller that a subject matches; [] if there are several, or they are not known."""
     names = policy.people(subject) if subject.startswith("role:") else [subject]
     return names if len(names) == 1 and "*" not in subject and not policy.may_be_granted(subject) else []
 

@@ -16,7 +16,8 @@ _ROLE = re.compile(r"role:[!#-&(-)+\-./0-{}~]+")
 
 
 def unused(policy: LintedPolicy) -> Iterator[PolicyFinding]:
-    """P631, P632: a role or set with rows that no deciding rule or limit names."""
+    """P631: a role with rows that no rule, condition, approval or budget names, not even through a role that contains
+    it. P632: such a set that no rule names."""
     counted = [entry.pattern for entry in (*policy.budgets.principals, *policy.budgets.spending)]
     asked = (rule.approval.role for rule in policy.rules if rule.approval is not None)
     roles = {name for name in (*counted, *asked, *(rule.subject for rule in policy.rules)) if name.startswith("role:")}
@@ -31,7 +32,7 @@ def unused(policy: LintedPolicy) -> Iterator[PolicyFinding]:
 
 
 def without_rows(policy: LintedPolicy) -> Iterator[PolicyFinding]:
-    """P633: a file of rows that contains only comments."""
+    """P633: a file of rows without a row."""
     filled = {rule.file for rule in policy.rules}
     needless = (table.source.names for table in policy.stock if not table.source.reads_rows)
     filled.update(*needless)
@@ -53,7 +54,7 @@ class _Used:
 
 
 def look_alikes(policy: LintedPolicy) -> Iterator[PolicyFinding]:
-    """P634: names that look alike."""
+    """P634: a name that looks like another one that is used more often."""
     for names in _used_names(policy):
         told: dict[str, str] = {}
         for rare, often in _folded(names):
@@ -79,8 +80,8 @@ def _used_names(policy: LintedPolicy) -> Iterator[dict[str, _Used]]:
 
 
 def _folded(used: Mapping[str, _Used]) -> Iterator[tuple[str, str]]:
-    """Yields names that look alike. Of those that differ in case, dashes and underscores only, it yields the rare
-    ones."""
+    """Yields pairs of names that look alike, the rarer one first. If they differ in case, dashes and underscores, only
+    pairs of a name used once and one used at least OFTEN times."""
     for often, *rest in _groups(used, lambda name: name.translate(_LOOKS)):
         yield from ((rare, often) for rare in rest)
     for often, *rest in _groups(used, lambda name: name.lower().replace("_", "-")):
@@ -97,7 +98,7 @@ def _groups(used: Mapping[str, _Used], fold: Callable[[str], str]) -> Iterator[l
 
 
 def alike_ids(policy: LintedPolicy) -> Iterator[PolicyFinding]:
-    """P635: ids of rules that differ only in case, in dashes, or in letters that look alike."""
+    """P635: ids of rules that differ only in case, in dashes and underscores, or in characters that look alike."""
     first: dict[str, RuleRef] = {}
     for rule in policy.rules:
         other = first.setdefault(rule.id.translate(_LOOKS).lower().replace("_", "-"), rule)
@@ -107,7 +108,7 @@ def alike_ids(policy: LintedPolicy) -> Iterator[PolicyFinding]:
 
 
 def without_owner(policy: LintedPolicy) -> Iterator[PolicyFinding]:
-    """P661: reported only with --strict."""
+    """P661: a rule without an owner; reported only with --strict."""
     for rule in policy.rules if policy.strict else ():
         if not rule.owner:
             yield PolicyFinding("P661", "this rule has no owner", "write owner=… into its #: line", rule)

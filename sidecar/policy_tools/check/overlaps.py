@@ -1,8 +1,9 @@
 """Lints for rules that other rules make redundant.
 
-Finds an allow that a deny covers, an allow that another allow covers, and a limit under which a tighter one always
-applies. A rule covers another when it matches every subject, object and action that the other can match. The covering
-rule is looked up: by the subjects that cover this rule's subject, then by their objects that cover its object.
+Finds an allow that a deny covers, an allow that another allow covers, and a limit that is never reached because a
+tighter one always applies. A rule covers another when it matches every subject, object and action that the other can
+match. Covering rules are looked up: by the subjects that cover this rule's subject, then by their objects that cover
+its object.
 """
 
 from collections.abc import Callable, Container, Iterable, Iterator
@@ -16,11 +17,11 @@ from sidecar.policy_tools.diff.terms import approvable_actions, demands_as_much
 from sidecar.policy_tools.glob_algebra import OBJECTS, SUBJECTS, Shapes, TooManyStates, may_overlap, witness
 from sidecar.vocabulary import ANONYMOUS, PermissionKind, RuleRef
 
-MAX_ALIKE = 32  # rules compared that have the same subject and object
+MAX_ALIKE = 32  # rules with the same subject and object that are compared
 MAX_LIMITED = 500  # rules with a limit that are compared with each other
-MAX_SET = 2000  # objects of a set that are compared with a pattern
+MAX_SET = 2000  # objects of a set; whether a pattern covers a larger set is not determined
 MAX_SIMILAR = 256  # patterns that differ only between their wildcards; further ones are not found
-_FEW = 8  # up to this many tails are tried one by one
+_FEW = 8  # up to this many tails of a head are tried one by one
 _ALL_OF = {PermissionKind.USER_TO_NHI: "user:*", PermissionKind.NHI_TO_NHI: "nhi:*"}
 
 
@@ -72,6 +73,8 @@ class _OnObjects:
 
 
 class Covering:
+    """Rules of one kind, looked up by the rules that they cover."""
+
     def __init__(self, policy: LintedPolicy) -> None:
         self._policy = policy
         self._by_subject: dict[str, _OnObjects] = {}
@@ -87,6 +90,7 @@ class Covering:
             alike.append(rule)
 
     def over(self, rule: RuleRef) -> Iterator[RuleRef]:
+        """Yields the added rules that cover this one, which may be itself."""
         asked = self._policy.asked(rule)
         for subject in self._wider(rule.kind, rule.subject):
             on = self._by_subject[subject]
@@ -134,8 +138,8 @@ def denied_anyway(policy: LintedPolicy) -> Iterator[PolicyFinding]:
 
 
 def said_twice(policy: LintedPolicy) -> Iterator[PolicyFinding]:
-    """P612: an allow that adds nothing. P613: a limit above that of a covering allow. P614: limits that count common
-    calls."""
+    """P612: an allow that adds nothing. P613: a limit above that of a covering allow. P614: two limits that count some
+    of the same calls."""
     told = set[tuple[str, int, str, str]]()
     allows = {kind: Covering(policy) for kind in PermissionKind}
     for rule in policy.rules:
@@ -155,13 +159,15 @@ def said_twice(policy: LintedPolicy) -> Iterator[PolicyFinding]:
 
 
 def _lasts(other: RuleRef, rule: RuleRef) -> bool:
+    """Whether the other rule applies whenever this one does, by condition and expiry."""
     if other.when not in ("", rule.when):
         return False
     return other.expires_at is None or (rule.expires_at is not None and rule.expires_at <= other.expires_at)
 
 
 def _beside(rule: RuleRef, other: RuleRef, *, mutual: bool) -> PolicyFinding | None:
-    """Returns the finding for `rule`, which `other` covers. Of two equal rules, the later one is reported."""
+    """Returns the finding for `rule`, which `other` covers; None if `rule` adds something. Of two `mutual` rules, which
+    cover each other, the later one is reported."""
     limit, tighter = rule.max_calls_per_hour, other.max_calls_per_hour
     counted_alike = other.per in (rule.per, "rule")
     demands = _demands_more(rule, other)
@@ -180,13 +186,15 @@ def _beside(rule: RuleRef, other: RuleRef, *, mutual: bool) -> PolicyFinding | N
 
 
 def _demands_more(rule: RuleRef, other: RuleRef) -> bool:
-    """Whether some of a rule's calls need an approval that another rule, which covers it, does not demand."""
+    """Whether some of a rule's calls need an approval that another rule, which covers it, does not demand as
+    strictly."""
     covered = demands_as_much(other.approval, rule.approval)
     return rule.approval is not None and not (covered and approvable_actions(rule) <= approvable_actions(other))
 
 
 def _both_count(policy: LintedPolicy, told: Container[tuple[str, int, str, str]]) -> Iterator[PolicyFinding]:
-    """Yields limited rules, each with the first other rule that counts a common call, except those in `told`."""
+    """Yields a finding for each of the first MAX_LIMITED rules with a limit, except those in `told`, whose calls an
+    earlier one counts too."""
     limited = [rule for rule in policy.allows if rule.max_calls_per_hour is not None and _spot(rule) not in told]
     for at, rule in enumerate(limited[:MAX_LIMITED]):
         other = next((one for one in limited[:at] if one.id != rule.id and _meet(policy, one, rule)), None)
@@ -253,7 +261,8 @@ class _Ceilings:
         self._subjects = PatternCover(entry.pattern for entry in policy.budgets.principals)
 
     def lowest(self, rule: RuleRef) -> tuple[int, BudgetRule] | None:
-        """Returns the tightest entry that always applies and counts at least the calls that the rule's limit counts."""
+        """Returns the tightest entry that always applies and counts at least the calls that the rule's limit counts,
+        with its maximum in an hour; None if there is none."""
         over = [] if rule.object.startswith("set:") else [f"tools:{one}" for one in self._objects.covering(rule.object)]
         for name in (rule.subject, *self._policy.source.roles.closure((rule.subject,))):
             patterns = self._subjects.covering(name)

@@ -1,4 +1,4 @@
-"""Finds the file positions of rules. A `RuleRef` holds its file and line; the column is searched for when needed."""
+"""Finds the positions of rules in files. A `RuleRef` has its file and line; columns are searched for when needed."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,7 +12,7 @@ from sidecar.policy.files import read_text
 from sidecar.policy.rows import parse_rows
 from sidecar.vocabulary import RuleRef
 
-MAX_YAML_LINES = 60  # how far below its first line a rule's keys are searched for
+MAX_YAML_LINES = 60  # of a rule, in which its keys are searched for
 
 # The scalar or the bracketed list that a line continues with
 _VALUE = re.compile(r"\[[^\]]*\]|\"(?:[^\"\\]|\\.)*\"|'(?:[^']|'')*'|[^,}#]*")
@@ -25,7 +25,7 @@ _KEYS: Mapping[str, tuple[str, ...]] = {
 
 
 class RulePlace(NamedTuple):
-    """A range in one line. `column` counts from 1, `width` in characters."""
+    """A range in one line. `column` counts from 1; `width` is in characters."""
 
     line: SourceLine
     column: int = 1
@@ -38,7 +38,8 @@ class RulePlace(NamedTuple):
 
 @dataclass(slots=True)
 class RuleSources:
-    """The files of one policy, read on demand. `columns` are those of a model's rows, by permission kind."""
+    """The files of one policy, each read once, when it is needed. `columns` are those of rows, by permission kind. A
+    file that cannot be read has no lines."""
 
     columns: Mapping[str, Sequence[str]]
     files: Sequence[Path] = ()
@@ -62,7 +63,8 @@ class RuleSources:
         return SourceLine(file, number, lines[number - 1] if 0 < number <= len(lines) else "")
 
     def rule(self, rule: RuleRef, column: str = "", part: str = "") -> RulePlace:
-        """Returns the place of a rule's field, or of a part of it; the whole line if there is none."""
+        """Returns the place of a rule's column, narrowed to a part of it; the rule's line if the column is not
+        found."""
         line = self.line(rule.file, rule.line)
         find = self._in_row if rule.file.endswith(".csv") else self._in_list
         place = find(rule, line, column) if column else None
@@ -76,8 +78,9 @@ class RuleSources:
         return place.line.text[place.column - 1 :][: place.width].strip("\"' ") if place else ""
 
     def link(self, name: str) -> RulePlace | None:
-        """Returns the first row that fills a role or set, otherwise a row that names it or has it as a member."""
-        if self._links is None:  # the last occurrence of every name in `g` and `g2` rows applies
+        """Returns the place of a name: in the first row that fills it as a role or set, otherwise in the first row that
+        has it as a member, otherwise its first mention in a YAML file; None if there is none."""
+        if self._links is None:  # of equal names, `dict` retains the last one, so the order is reversed
             files = [str(path) for path in reversed(self.files) if path.suffix == ".csv"]
             columns = (self._column_of_links(file, column) for column in (1, 2) for file in files)
             self._links = dict(chain.from_iterable(columns))
@@ -111,7 +114,8 @@ class RuleSources:
         return None
 
     def _in_list(self, rule: RuleRef, line: SourceLine, column: str) -> RulePlace | None:
-        """Returns the place of a subject or object, which may be in a list, or of the value after another key."""
+        """Returns the place of the rule's own subject or object, which may be in a list, otherwise of the value after a
+        key."""
         name = {"sub": rule.subject, "obj": rule.object}.get(column, "")
         for here in self._block(line) if len(name) > 1 else ():
             match = _alone(name).search(here.text)
@@ -129,7 +133,7 @@ class RuleSources:
         return None
 
     def _block(self, line: SourceLine) -> Iterator[SourceLine]:
-        """Yields the lines of a list entry: those below it that are indented more."""
+        """Yields the lines of an entry of a YAML list: its first line, and those below it that are indented more."""
         first = len(line.text) - len(line.text.lstrip())
         yield line
         for number in range(line.number + 1, line.number + MAX_YAML_LINES):

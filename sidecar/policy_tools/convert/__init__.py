@@ -1,6 +1,6 @@
 """Converts policies between CSV and YAML, and formats CSV, without loss, comments included.
 
-The result is read again and must contain the same rows and, if the policy loads, have the same revision.
+The result is read again: it must contain the same rows and, if the policy loads, have the same revision.
 """
 
 from collections.abc import Mapping
@@ -23,8 +23,9 @@ MAX_FILES = 4096
 
 
 class Converted(NamedTuple):
-    """The new files by path, and how their equality was verified. `revision` is "" if the source does not load, so that
-    only its rows were compared; `why_not` is the reason."""
+    """The new files by path, and how their equality was verified. `sources` are the converted files, each with the
+    paths of its results; `rows` counts their rows. `revision` is "" if the source does not load, so that only its rows
+    were compared; `why_not` is the reason."""
 
     files: Mapping[str, bytes]
     sources: Mapping[str, tuple[str, ...]]
@@ -34,8 +35,9 @@ class Converted(NamedTuple):
 
 
 def convert(files: Mapping[str, bytes], to: Form, models: Path, columns: Columns, folder: str = "") -> Converted:
-    """Converts files of a policy, by path with `/`, to the other form; files already in that form and other files are
-    kept. `folder` is their location. Raises PolicyError with every fault of the source, and DifferentError."""
+    """Converts the files of a policy, by path with `/`, to the form `to`; files that are already in it, and other
+    files, are returned unchanged. `folder` is their location in faults. Raises PolicyError with every fault of the
+    source, DifferentError if the result is not equivalent."""
     faults = Faults()
     result: dict[str, bytes] = {}
     sources: dict[str, tuple[str, ...]] = {}
@@ -60,8 +62,8 @@ def convert(files: Mapping[str, bytes], to: Form, models: Path, columns: Columns
 
 
 def formatted(files: Mapping[str, bytes], models: Path, columns: Columns, folder: str = "") -> dict[str, bytes]:
-    """The CSV files of a policy that differ from their formatted text, by path. Raises PolicyError with every fault of
-    the source, and DifferentError."""
+    """Returns the formatted text of those CSV files of a policy that differ from it, by path. Raises PolicyError with
+    every fault of the source, DifferentError if the result is not equivalent."""
     faults, result = Faults(), dict[str, bytes]()
     for path, raw in files.items():
         stem = PurePosixPath(path).name.partition(".")[0]
@@ -78,7 +80,8 @@ def formatted(files: Mapping[str, bytes], models: Path, columns: Columns, folder
 
 
 def files_below(folder: Path) -> dict[str, bytes]:
-    """Returns every file of a policy's folder. Raises PolicyError for a file that is not regular, or too large."""
+    """Returns every file below a policy's folder by path, except those with a name or folder that begins with `.`.
+    Raises PolicyError for a file that is not regular or is too large, and for more than MAX_FILES files."""
     faults, found = Faults(), dict[str, bytes]()
     for path in sorted(folder.rglob("*")):
         relative = path.relative_to(folder)
@@ -96,7 +99,7 @@ def files_below(folder: Path) -> dict[str, bytes]:
 
 
 def bounded(path: Path, faults: Faults) -> bytes | None:
-    """Returns the bytes of a regular file, or None with a fault."""
+    """Returns the bytes of a file; None, with a fault, if it is not regular or is too large."""
     if not path.is_file():
         faults.whole("P001", "not a regular file", str(path))
         return None
@@ -133,8 +136,8 @@ def _written(path: str, content: Content, to: Form, columns: Columns) -> dict[st
 
 
 def _csv_name(path: PurePosixPath, kind: PermissionKind | None) -> str:
-    """Returns the CSV name: `rules.yaml` → `agent_to_tool.rules.csv`; a name that already states the kind does not
-    change."""
+    """Returns the name of the CSV file for rows of one kind: `rules.yaml` → `agent_to_tool.rules.csv`. A stem that
+    already states the kind does not change. `kind` is None for roles and sets."""
     stem = ROLES if kind is None else GUARDRAILS if kind is PermissionKind.GUARDRAIL else kind.value
     if path.stem == stem or path.stem.startswith(f"{stem}."):
         return f"{path.stem}.csv"

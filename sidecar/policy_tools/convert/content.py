@@ -23,7 +23,8 @@ T = TypeVar("T")
 
 
 def columns_of(models: Path) -> dict[PermissionKind, tuple[str, ...]]:
-    """Returns the columns of each kind of row, by the models in a folder. Raises PolicyError with every fault."""
+    """Returns the columns of the rows of each kind, as the models in a folder define them. Raises PolicyError with
+    every fault of the models."""
     faults = Faults()
     columns: dict[PermissionKind, tuple[str, ...]] = {PermissionKind.GUARDRAIL: COLUMNS}
     for kind in KINDS:
@@ -54,6 +55,7 @@ class Content(NamedTuple):
 
 
 def read(path: str, raw: bytes, columns: Columns, faults: Faults) -> Content | None:
+    """Reads a CSV or YAML file; None, with faults, if it is not valid."""
     before = len(faults.errors)
     text = decoded(raw, path, faults)
     if text is None:
@@ -74,7 +76,8 @@ def read(path: str, raw: bytes, columns: Columns, faults: Faults) -> Content | N
 
 
 def kind_of(path: str) -> tuple[PermissionKind | None, bool]:
-    """Returns the kind of a CSV file's p rows (None in a file of roles), and whether its name states one."""
+    """Returns the kind of the p rows of a CSV file, by its name (None for a file of roles), and whether the name is
+    known."""
     stem = PurePosixPath(path).name.partition(".")[0]
     kinds = {**{kind.value: kind for kind in KINDS}, GUARDRAILS: PermissionKind.GUARDRAIL}
     return kinds.get(stem), stem in STEMS
@@ -130,7 +133,8 @@ def _try(row: CsvRow, field: CsvField, faults: Faults, read: Callable[..., T], *
 
 
 def _with_comments(found: Sequence[tuple[PermissionKind | None, CsvRow]], text: str, comment: Comment) -> Content:
-    """Returns each row with the comments between the previous row and itself, and inside it."""
+    """Returns the rows, each with the comments between the previous row and itself, and inside it. Those above the last
+    empty line before the first row are the file's."""
     lines = [comment(line.removesuffix("\r")) for line in text.split("\n")]
     entries: list[ContentEntry] = []
     at = 0
@@ -190,6 +194,7 @@ Said = dict[tuple[str, str], list[object]]
 
 
 def said(content: Content, columns: Columns) -> Said:
+    """Returns the rows by kind and type, in a form that is equal for equivalent files."""
     found: Said = {}
     head: dict[str, str] = {}
     for entry in content.entries:
@@ -199,7 +204,7 @@ def said(content: Content, columns: Columns) -> Said:
         if row.type == "p":
             actions = dict.fromkeys(word.strip() for word in texts["act"].split("|"))
             texts["act"] = "|".join(actions)
-            # Parts agree with the row above except in these (P509), in any spelling.
+            # A part has the fields of the rule's first row, except for subject and object (P509).
             head = texts if "part_of" not in row.notes else head | {key: texts[key] for key in ("sub", "obj")}
             texts = dict(head)
         notes = {key: field.text for key, field in row.notes.items()}
@@ -208,7 +213,8 @@ def said(content: Content, columns: Columns) -> Said:
 
 
 def compare(path: str, content: Content, written: Mapping[str, bytes], columns: Columns) -> None:
-    """Reads the result again: it must contain the same rows. Raises DifferentError; PolicyError if it is too large."""
+    """Reads the result again. Raises DifferentError if it does not contain the same rows, PolicyError if it is too
+    large."""
     faults = Faults()
     again: Said = {}
     for name, raw in written.items():
@@ -224,7 +230,8 @@ def compare(path: str, content: Content, written: Mapping[str, bytes], columns: 
 
 
 def revision_of_both(files: Mapping[str, bytes], result: Mapping[str, bytes], models: Path) -> tuple[str, str]:
-    """Returns the revision that both have; "" and the reason if the source does not load."""
+    """Returns the revision of both policies, and ""; if the source does not load, "" and the reason. Raises
+    DifferentError if the result does not load, or has another revision."""
     with TemporaryDirectory(prefix="sidecar-convert-") as folder:
         before, after = Path(folder) / "before", Path(folder) / "after"
         for root, found in ((before, files), (after, result)):

@@ -15,7 +15,7 @@ from sidecar.policy_tools.rule_text import csv_field, csv_quoted, scalar
 from sidecar.vocabulary import PermissionKind
 
 Value = str | list[str]  # a text that is already formatted, or a list that is not
-MAX_WIDTH = 100  # a list on a longer line is split into one line per entry
+MAX_WIDTH = 100  # of a list on one line; a longer one has a line for each entry
 
 _NOTE_PLAIN = re.compile(r"[^\s\"]+")
 
@@ -33,8 +33,8 @@ def csv_of(content: Content) -> str:
 
 
 def _short(notes: Mapping[str, CsvField]) -> Mapping[str, CsvField]:
-    """Returns notes with the short form `reason=required` for an approval's reason, if there is no other reason next to
-    it."""
+    """Returns the notes with the short form `reason=required` of `approval_reason=required`, unless there is another
+    reason."""
     required = notes.get("approval_reason")
     if required is None or required.text != REQUIRED or "reason" in notes:
         return notes
@@ -103,7 +103,8 @@ def _rule(group: Sequence[ContentEntry], columns: Columns) -> Iterator[str]:
 
 
 def _blocks(pairs: Sequence[tuple[str, str]]) -> Iterator[tuple[list[str], list[str]]]:
-    """Splits the (subject, object) pairs into few runs of all subjects with all objects, in order."""
+    """Splits the (subject, object) pairs, in order, into few blocks of subjects and objects, of which each subject is
+    paired with each object."""
     at = 0
     while at < len(pairs):
         subject = pairs[at][0]
@@ -125,8 +126,8 @@ def _blocks(pairs: Sequence[tuple[str, str]]) -> Iterator[tuple[list[str], list[
 
 
 def _links(entries: Sequence[ContentEntry], container: str, members: str) -> Iterator[str]:
-    """Yields a mapping if each container occurs once and without notes; otherwise a list, which can express
-    everything."""
+    """Yields the lines of a mapping if each container is in one group, without notes and domain; otherwise those of a
+    list, which can express everything."""
     groups = list(_link_groups(entries))
     bare = len({key.container for key, _ in groups}) == len(groups)
     bare = bare and not any(key.notes or key.domain is not None for key, _ in groups)
@@ -148,7 +149,7 @@ class _LinkKey(NamedTuple):
 
 
 def _link_groups(entries: Sequence[ContentEntry]) -> Iterator[tuple[_LinkKey, list[ContentEntry]]]:
-    """Groups adjacent rows of one container, each member once (Casbin's rows may repeat)."""
+    """Yields groups of adjacent rows of one container. A member that is repeated begins another group."""
     for key, same in groupby(entries, key=_link_key):
         group: dict[str, ContentEntry] = {}
         for entry in same:

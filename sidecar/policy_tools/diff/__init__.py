@@ -1,7 +1,7 @@
 """Compares the access that two policies grant: `load` both, then `difference`.
 
-The comparison covers the single questions that a policy answers: (subject, object, action) of one kind; guardrails are
-a fourth kind that can only deny. Nothing is sampled: a question that is in no region has the same answer in both. Kinds
+The comparison covers every question that a policy answers: (subject, object, action) of one kind; guardrails are a
+fourth kind that can only deny. Nothing is sampled: a question that is in no region has the same answer in both. Kinds
 that Casbin models of other forms decide are compared as written (`casbin_rows`).
 """
 
@@ -26,12 +26,12 @@ from sidecar.policy_tools.git_revisions import Revision
 from sidecar.policy_tools.glob_algebra import TooManyStates
 from sidecar.vocabulary import PermissionKind, RuleRef
 
-MAX_KNOWN = 20_000  # names that are searched for witnesses
+MAX_KNOWN = 20_000  # names of each side of a question, by which examples are found
 
 
 class ComparedPolicy(NamedTuple):
-    """One of the two policies. `rules` are those of the sidecar's own models, read once. `shown` gives file names as
-    the user knows them."""
+    """One of the two policies. `rules` are those of the sidecar's own models. `shown` returns a file name as the user
+    knows it."""
 
     label: str
     source: PolicySource
@@ -42,7 +42,8 @@ class ComparedPolicy(NamedTuple):
 
 @dataclass(frozen=True)
 class Difference:
-    """All differences. `notes` are the undecided parts; `moved`: roles and sets whose members changed."""
+    """All differences. `notes` name what was not compared, and why; `moved` are the roles and sets whose members
+    changed; `lifted` are rules whose limits another rule now bypasses."""
 
     old: str
     new: str
@@ -83,7 +84,8 @@ _AMOUNTS = ("max_calls_per_hour", "per", "approval")
 
 
 def load(revision: Revision) -> ComparedPolicy:
-    """Reads one of the two policies. Raises ConfigError, with file names as the user knows them."""
+    """Reads one of the two policies, without the limits of agents in sidecar.yaml. Raises ConfigError, with file names
+    as the user knows them."""
     try:
         source = revision.place.load()
         budgets = load_budgets(revision.place.policies / "budgets.yaml")
@@ -94,7 +96,8 @@ def load(revision: Revision) -> ComparedPolicy:
 
 
 def difference(old: ComparedPolicy, new: ComparedPolicy, objects: frozenset[str] | None = None) -> Difference:
-    """Returns all differences. With `objects`, only regions with one of these, or of the named ones, are included."""
+    """Returns all differences. With `objects`, a region is included only if it contains one of these or of the objects
+    that the policies name, or was not computed."""
     regions, notes, limits = _regions(old, new)
     stock = casbin_difference(old.source, new.source, lambda file, is_new: (new if is_new else old).shown(file))
     notes += stock.notes
@@ -125,7 +128,7 @@ def difference(old: ComparedPolicy, new: ComparedPolicy, objects: frozenset[str]
 
 
 def _anything_of(kind: PermissionKind, change: Change = "unknown") -> Region:
-    """Returns the region of all questions of a kind whose answers were not compared."""
+    """Returns the region of all questions of a kind, for answers that were not compared."""
     everything = ((terms.EVERY_CALLER,), (terms.EVERYTHING,), ACTIONS, terms.ALWAYS)
     return Region(kind, change, *everything, None, (), undecided=True)
 
@@ -168,7 +171,8 @@ def _regions(old: ComparedPolicy, new: ComparedPolicy) -> tuple[list[Region], li
 
 
 def _other_model(old: PolicySource, new: PolicySource, kind: PermissionKind) -> str:
-    """Returns why a kind without the built-in model cannot be compared; "" if it has that model or nothing changed."""
+    """Returns why a kind cannot be compared; "" if it has the built-in model in both policies, without domains, or if
+    nothing changed."""
     if old.revision == new.revision:
         return ""
     if old.domains or new.domains:  # the engine then uses the caller's own domain, in every kind

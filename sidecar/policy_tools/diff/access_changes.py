@@ -1,14 +1,15 @@
-"""Finds the ways in which access can widen from one policy to the other, and the limits and approvals that another rule
-now bypasses.
+"""Finds the ways in which access can widen from one policy to the other, and the limits and approvals that no longer
+apply.
 
-An answer is: some allow and no deny. A caller therefore gains access, from `before` to `after`, in exactly two ways:
+A question is allowed if some row allows it and none denies it. A caller therefore gains access, from `before` to
+`after`, in exactly two ways:
 
     granted   a row of `after` allows it that no row of `before` did, and no row of `after` denies it
     lifted    a row of `before` denied it that `after` does not have, some row of `after` allows it, and none denies it
 
-Each is one or two boxes less other boxes: an `AccessChange`. Guards are assumed to hold only as far as the rows in
-question need (see terms.RowGuard): further conditions could only reduce access. Only rows that the two policies do not
-share can begin a change, so equal rows cost one comparison.
+Each is an `AccessChange`: one or two boxes (subjects × objects × actions) less other boxes. Guards are assumed to hold
+only as far as the rows in question need (`terms.RowGuard`): further conditions could only reduce access. Only rows that
+the two policies do not share can begin a change, so equal rows cost one comparison.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -20,16 +21,17 @@ from sidecar.policy_tools.diff.search import TooHard
 from sidecar.policy_tools.diff.terms import RowGuard, RowMeaning, RowTerm, Side, demands_as_much, place_of
 from sidecar.vocabulary import RuleRef
 
-MAX_LIFTED = 8  # with more allow rows under a removed deny, they are one region
+MAX_LIFTED = 8  # allow rows under a removed deny that become a change each; more become one change together
 MAX_COMPARED = 10_000_000  # pairs of rows, each way; about ten seconds
-MAX_TRIMMED = 2_000_000  # pairs of rows with wildcards outside of changes, each way; about five seconds
+MAX_TRIMMED = 2_000_000  # pairs of rows outside of changes, each way; about five seconds
 
 
 @dataclass(frozen=True, slots=True)
 class AccessChange:
-    """The points in `base`, in one of each group of `within`, and in none of `outside`, when `guard` holds.
+    """The questions in `base`, in some row of each group of `within`, and in no row of `outside`, when `guard` holds.
 
-    `unless` are the guards of rows that would remove everything if they held in addition to `guard`."""
+    `unless` are the guards of rows that would remove all of them if they held in addition to `guard`. `causes` are the
+    rules that changed."""
 
     base: RowMeaning
     guard: RowGuard
@@ -40,7 +42,7 @@ class AccessChange:
 
 
 class NearMiss:
-    """Rows by the server of their object, so that a row is compared only with those that it may overlap."""
+    """Finds rows that may overlap a row, by the server of their object. Counts the comparisons."""
 
     def __init__(self, rows: Iterable[RowMeaning]) -> None:
         self._rows = list(rows)
@@ -50,7 +52,8 @@ class NearMiss:
             self._by_place.setdefault(place_of(row.object.pattern or WILDCARD), []).append(row)
 
     def __call__(self, row: RowMeaning) -> Iterator[RowMeaning]:
-        """Yields the rows that may share a point with this one. Raises TooHard at the bound on comparisons."""
+        """Returns the rows that may have a question in common with this one. Raises TooHard after MAX_COMPARED
+        comparisons."""
         place = place_of(row.object.pattern or WILDCARD)
         near = [*self._by_place.get(place, ()), *self._by_place.get("", ())] if place else self._rows
         self._compared += len(near)
@@ -60,6 +63,7 @@ class NearMiss:
 
 
 def gained(before: Side, after: Side) -> Iterator[AccessChange]:
+    """Yields the changes by which access is gained, in both ways."""
     allowed, denied, allows = NearMiss(before.allows), NearMiss(after.denies), NearMiss(after.allows)
     known = {row.key for row in before.allows}
     for row in after.allows:
@@ -73,8 +77,8 @@ def gained(before: Side, after: Side) -> Iterator[AccessChange]:
 
 
 def freed(before: Side, after: Side) -> Iterator[AccessChange]:
-    """Yields the regions of calls that both policies allow, with an approval in `before` and no equally strict one in
-    `after`."""
+    """Yields the calls that both policies allow, but `before` only with an approval, and `after` without one that is as
+    strict."""
     allows, demands = NearMiss(after.allows), NearMiss(after.demands)
     denied = NearMiss((*after.denies, *before.denies))
 
@@ -95,7 +99,8 @@ def _is_as_strict(one: RowMeaning, other: RowMeaning) -> bool:
 def _released(
     row: RowMeaning, allows: NearMiss, others: Sequence[Callable[[RowMeaning], Iterable[RowMeaning]]]
 ) -> Iterator[AccessChange]:
-    """Yields what is allowed because a restricting row was removed and none of the other rows replaces it."""
+    """Yields what `allows` allow because a restricting row was removed. The rows that `others` find restrict the
+    same."""
     groups: dict[RowGuard, list[RowMeaning]] = {}
     for allow in allows(row):
         groups.setdefault(row.guard.and_(allow.guard), []).append(allow)
@@ -107,7 +112,7 @@ def _released(
 def _parted(
     rows: Iterable[RowMeaning], guard: RowGuard, base: RowMeaning
 ) -> tuple[tuple[RowMeaning, ...], tuple[RowGuard, ...]]:
-    """Returns the rows that hold with this guard, and the guards of other rows that would remove the whole base."""
+    """Returns the rows that hold whenever this guard does, and the guards of those others that cover the base."""
     holding: list[RowMeaning] = []
     others: dict[RowGuard, None] = {}
     for row in rows:
@@ -128,7 +133,8 @@ def _lifted(rows: Sequence[RowMeaning], draft: AccessChange) -> Iterator[AccessC
 
 
 def inside(row: RowMeaning, draft: AccessChange) -> AccessChange:
-    """Returns a change restricted to one more box: a plain box if, in each dimension, one contains the other."""
+    """Returns a change restricted to one more row: by a smaller base if, for subjects and for objects, one of the two
+    contains the other, otherwise by a group in `within`."""
     base = draft.base
     subject, obj = _smaller(base.subject, row.subject), _smaller(base.object, row.object)
     left = base._replace(subject=subject or base.subject, object=obj or base.object, actions=base.actions & row.actions)
@@ -148,12 +154,13 @@ class Effort:
 
 
 def trimmed(draft: AccessChange, effort: Effort) -> AccessChange | None:
-    """Returns a change without outside rows that others make redundant; None if nothing remains. Raises TooHard."""
+    """Returns a change without those rows of `outside` that others make redundant; None if nothing of the change
+    remains. Raises TooHard if `effort` is spent."""
     base = draft.base
     if any(row.covers(base) for row in draft.outside):
         return None
     wide: list[RowMeaning] = []
-    # By their single object: only a row with the same one can remove everything that they do.
+    # Rows on one exact object, by it: of these, only a row on the same object makes another one redundant.
     narrow: dict[RowTerm, list[RowMeaning]] = {}
     for row in sorted(
         dict.fromkeys(draft.outside), key=lambda row: (row.object.exact, row.subject.exact, -len(row.actions))
@@ -176,8 +183,8 @@ def _takes_all(one: RowMeaning, other: RowMeaning, base: RowMeaning) -> bool:
     )
 
 
-# Every matching allow row's limit applies, so removing a row may leave each answer unchanged and still lift a limit. A
-# limit remains if some row of the new policy matches at least the same calls, is as tight, and counts in the same way.
+# The limit of every matching allow row applies, so removing a row can lift a limit even if no answer changes. A limit
+# remains if some row of the new policy matches at least the same calls, is as tight, and counts in the same way.
 
 
 def lifted(before: Side, after: Side) -> Iterator[RuleRef]:

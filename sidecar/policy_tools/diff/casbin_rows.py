@@ -27,8 +27,8 @@ _ORDERED: Final = (Effect.PRIORITY, Effect.SUBJECT_PRIORITY)
 
 
 class CasbinRowChange(NamedTuple):
-    """A row, or a link of roles, that only one of the policies has. `kinds` are those that it affects; `effect` is ""
-    for a link."""
+    """A row, or a link of roles, that only one of the policies has (`how` is `added` or `removed`), or a changed order
+    of rows (`moved`). `kinds` are those that it affects; `effect` is that of a row, otherwise ""."""
 
     how: str
     kinds: tuple[PermissionKind, ...]
@@ -39,8 +39,8 @@ class CasbinRowChange(NamedTuple):
 
 
 class CasbinDifference(NamedTuple):
-    """The differences. `kinds` are those with any difference, each with the possible change of answers; `notes` give
-    the reasons why they are not compared."""
+    """The differences. `kinds` are those with any difference, each with the possible change of its answers; `notes` are
+    sentences about them for the user."""
 
     rows: tuple[CasbinRowChange, ...]
     models: tuple[ModelChange, ...]
@@ -49,8 +49,8 @@ class CasbinDifference(NamedTuple):
 
 
 def casbin_difference(old: PolicySource, new: PolicySource, shown: Callable[[str, bool], str]) -> CasbinDifference:
-    """Returns the differences in the kinds that a Casbin model decides in either policy. `shown` gives the display name
-    of a file of the new or the old policy."""
+    """Returns the differences in the kinds that a Casbin model of another form decides in either policy. `shown`
+    returns the display name of a file; its second argument is true for a file of the new policy."""
     groups: dict[tuple[int, int], list[PermissionKind]] = {}
     for kind in PermissionKind:
         before, after = old.stock.get(kind), new.stock.get(kind)
@@ -79,8 +79,8 @@ def casbin_difference(old: PolicySource, new: PolicySource, shown: Callable[[str
 
 
 def _direction(table: StockTable | None, changes: Sequence[CasbinRowChange]) -> Change:
-    """Returns how answers may change through added or removed rows. A row matches independently of other rows, but a
-    row whose evaluation fails denies requests that later rows allow."""
+    """Returns how answers may change by added or removed rows. That is certain only if no evaluation can fail: a row
+    that fails denies requests that later rows allow."""
     if table is None or any(change.effect == "" for change in changes):
         return "unknown"
     model = table.source.model
@@ -111,7 +111,8 @@ def _row_changes(
 
 
 def _texts(table: StockTable | None) -> dict[str, tuple[str, int, str]]:
-    """Returns the rows and links of a table, each with its place, if known, and a row's effect."""
+    """Returns the rows and links of a table by their text, each with its file, line and effect; a link has none of
+    these."""
     if table is None:
         return {}
     source, found = table.source, dict[str, tuple[str, int, str]]()
@@ -148,7 +149,7 @@ def _model(table: StockTable) -> dict[str, str]:
 
 
 def _settings(settings: CasbinSettings) -> dict[str, str]:
-    """Returns the settings that affect decisions, by their path in `policy`."""
+    """Returns the settings that affect decisions as texts, by their path in `policy`."""
     said: Mapping[str, Any] = settings.model_dump(include={"names", "roles", "request", "default"}, exclude_none=True)
     return dict(_flat(said, ()))
 

@@ -5,8 +5,8 @@ additional part narrows a condition of an allow row, whatever the parts test. A 
 certainty, by its text alone, is one part.
 
 Of two parts that test the same value, one may imply the other: `args.amount <= 50` implies `args.amount <= 100`, and
-`args.repo.startsWith('acme/')` implies `args.repo.startsWith('ac')`. Only forms are compared in which an error of one
-is also an error of the other, so that the implication holds for deny rows too.
+`args.repo.startsWith('acme/')` implies `args.repo.startsWith('ac')`. Only forms are compared in which an error of the
+first is also an error of the second, so that the implication holds for deny rows too, which match on an error.
 
 `has_role(principal, 'role:x')` tests one role by name. A condition that may read the roles of a principal in any other
 way, such as a computed role or a comparison of a whole principal, is treated as testing every role.
@@ -26,9 +26,8 @@ _AMONG = re.compile(_PATH + r" +in +\[( *'[^'\\]*' *(?:, *'[^'\\]*' *)*)\]")
 
 @lru_cache(4096)
 def parts(condition: str) -> tuple[str, ...]:
-    """Returns the parts, trimmed, in order; the whole condition if it has only one part; none for an empty condition.
-
-    The cuts are at every `&&` outside all brackets and strings, unless an operator that binds less is there too."""
+    """Returns the parts, trimmed, in order; none for an empty condition. It is cut at every `&&` outside of brackets
+    and strings, unless an operator of lower precedence is there too."""
     found, start, depth, quote = list[str](), 0, 0, ""
     for place, character in enumerate("" if any(mark in condition for mark in _TOO_CLEVER) else condition):
         if quote:
@@ -54,7 +53,7 @@ def conjuncts(condition: str) -> frozenset[str]:
 
 @lru_cache(65536)
 def implies(one: str, other: str) -> bool:
-    """Whether the other part is true whenever this one is; False if that is not certain."""
+    """Whether the part `other` is true whenever `one` is; False if that is not certain."""
     return one == other or _bounds(one, other) or _texts(one, other)
 
 
@@ -67,7 +66,7 @@ def _bounds(one: str, other: str) -> bool:
     number, bound = int(mine[3]), int(theirs[3])
     if theirs[2] == "==":
         return False
-    strict = theirs[2] in ("<", ">") and mine[2] not in ("<", ">")  # the bound itself belongs to this part only
+    strict = theirs[2] in ("<", ">") and mine[2] not in ("<", ">")  # the bound itself satisfies the first part only
     less, more = (number, bound) if theirs[2][0] == "<" else (bound, number)
     return less < more or (less == more and not strict)
 

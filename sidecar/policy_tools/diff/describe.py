@@ -1,4 +1,4 @@
-"""Describes changed access in few words. Regions that agree in all but one dimension are merged."""
+"""Describes changed access in few words. Regions that differ in one dimension only are merged."""
 
 from collections.abc import Collection, Iterable
 from dataclasses import replace
@@ -15,7 +15,7 @@ _TIMES, _USED = "×", frozenset(USED)
 
 
 def merged(regions: Iterable[Region]) -> list[Region]:
-    """Merges regions that agree in all but one dimension; returns them in the order of the report."""
+    """Merges regions that differ in one dimension only, until none do; returns them in the order of the report."""
     left = list(regions)
     size = -1
     while size != len(left):
@@ -26,16 +26,17 @@ def merged(regions: Iterable[Region]) -> list[Region]:
 
 
 def described(region: Region) -> str:
-    """Returns one line: `role:engineers × tool:github/get_* × use`."""
+    """Returns the subjects, objects and actions of a region on one line: `role:engineers × tool:github/get_* × use`."""
     sides = ((region.subjects, region.not_subjects), (region.objects, region.not_objects))
     names = [_listed(terms) + (f" except {_listed(less)}" if less else "") for terms, less in sides]
-    # The spelling of one of the region's rules, if that is shorter: `tasks/*`.
+    # A rule with the same actions may have a shorter text for them, such as `tasks/*`.
     written = ["|".join(rule.actions) for rule in region.causes if actions_of(rule.actions) == region.actions]
     return f" {_TIMES} ".join([*names, min([actions_text(region.actions), *written], key=len)])
 
 
 def exceptions_text(region: Region, most: int) -> list[str]:
-    """Returns the region's other bounds, one line each: `only where …`, `except …`."""
+    """Returns the other bounds of a region, one line each: `only where …`, `except …`. Each names at most `most`
+    rows."""
     lines = [f"only where {_rows(group, most, 'or')}" for group in region.within]
     if region.exceptions:
         lines.append(f"except {_rows(region.exceptions, most, 'and')}")

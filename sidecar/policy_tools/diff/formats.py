@@ -22,12 +22,12 @@ _SAME = "no answer changes"
 
 
 def summary_line(found: Difference) -> str:
-    """Returns `2 wider, 1 narrower, 1 unknown`."""
+    """Returns the numbers of regions by change: `2 wider, 1 narrower, 1 unknown`."""
     return ", ".join(f"{count} {change}" for change, count in found.counts.items()) if found.regions else _SAME
 
 
 def _also(found: Difference) -> list[str]:
-    """Returns the other differences in one line; "" if there are none."""
+    """Returns a line with the numbers of other differences; no line if there are none."""
     told = ", ".join(f"{_SHORT.get(title, title)}: {len(entries)}" for title, entries in sections(found))
     return [f"Also different. {told}"] if told else []
 
@@ -110,7 +110,7 @@ def _how(rule: RuleRef, found: Difference) -> str:
 
 
 def sections(found: Difference) -> Iterator[tuple[str, list[str]]]:
-    """Yields the other differences by title, each as a line."""
+    """Returns the other differences as (title, lines), without empty sections."""
     rules = found.rules
     sections: tuple[tuple[str, list[str]], ...] = (
         ("rules added", [_rule_text(rule) for rule in rules.added]),
@@ -170,7 +170,7 @@ def _link_text(link: LinkChange) -> str:
 
 
 def as_markdown(found: Difference) -> str:
-    """Returns the comment for a pull request: the summary, one row per region, and the rest folded."""
+    """Returns a comment for a pull request: the summary, a table with a row for each region, and the rest folded."""
     lines = [f"**Policy:** {summary_line(found)}"]
     for line in _also(found):
         lines += ["", line]

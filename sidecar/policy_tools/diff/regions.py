@@ -1,4 +1,4 @@
-"""Computes for which (subject, object, action) the answer changes, each region with a short description and a witness.
+"""Computes for which (subject, object, action) the answer changes, as regions with a short form and an example.
 
 A change is unknown if conditions or the time determine whether access is gained or lost.
 """
@@ -25,22 +25,22 @@ from sidecar.policy_tools.glob_algebra import TooManyStates
 from sidecar.vocabulary import ApprovalTerms, PermissionKind, RuleRef
 
 Change = Literal["wider", "narrower", "unknown"]
-MAX_DRAFTS = 5_000  # rows that only one of the policies has; with more, the comparison stops
-MAX_WAYS = 2_000  # combinations of rows that contain a region, tried for a witness
+MAX_DRAFTS = 5_000  # rows that only one of the policies has, and changes; with more, the comparison stops
+MAX_WAYS = 2_000  # combinations of rows, one of each group of `within`, that are tried for a witness
 MAX_LISTED = 1000  # names of a difference between two roles or sets that are listed one by one
 
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """A set of questions whose answer changes: one of `subjects` and none of `not_subjects`, likewise the object, one
-    of `actions`; in one of each group of `within`; in none of `exceptions`.
+    """A set of questions whose answer changes: with a subject in one of `subjects` and in none of `not_subjects`, an
+    object likewise, and one of `actions`; in some row of each group of `within`; in no row of `exceptions`.
 
-    A region that is not `unknown` excludes points that are in an unknown one. The change is visible if `guard` holds
-    and `unless` does not. `witness` is a point where it is visible; None if the region is `undecided`, because the
-    search stopped at a bound, which is reported. An unknown change is gained under `guard` and lost under `lost_guard`.
+    The change is visible if `guard` holds and none of `unless` does. `witness` is a question for which it is visible;
+    None if the region is `undecided`, because the search for one stopped at a bound. An unknown change gains access
+    under `guard` and loses it under `lost_guard`; other regions exclude its questions as far as a simple form can.
 
     With `approval`, the answer is `allow` in both policies, and only one of them demands an approval with these terms;
-    the policy without it is `wider`. `waits`: the wider access of the witness needs an approval too."""
+    the policy without it is `wider`. `waits`: the wider answer to the witness needs an approval too."""
 
     kind: PermissionKind
     change: Change
@@ -85,6 +85,8 @@ def _has(row: RowMeaning, point: Point) -> bool:
 
 
 class Shaped(NamedTuple):
+    """A change and its region."""
+
     draft: AccessChange
     region: Region
 
@@ -96,6 +98,8 @@ class RegionShaper:
         self._search, self._kind = search, kind
 
     def __call__(self, draft: AccessChange, change: Change) -> Region | None:
+        """Returns the region of a change; None if it contains no question. If the search for a witness stops at a
+        bound, the region is undecided and its change unknown."""
         if any(row.covers(draft.base) for row in draft.outside):
             return None
         left = _less(draft)
@@ -135,8 +139,8 @@ class RegionShaper:
         return None
 
     def without(self, one: Shaped, others: Sequence[AccessChange]) -> list[Shaped]:
-        """Returns the part of a region outside of these: nothing, the remainder if it has a simple form, or the whole
-        region."""
+        """Returns the part of a region outside of the other changes: nothing, the remainder if it has a simple form,
+        otherwise the whole region."""
         if any(self._is_inside(one.draft, other) for other in others):
             return []
         other = others[0] if len(others) == 1 else None
@@ -147,7 +151,7 @@ class RegionShaper:
         return [Shaped(part, region) for part, region in shaped if region is not None]
 
     def _is_inside(self, one: AccessChange, other: AccessChange) -> bool:
-        """Whether every point of one change is in the other; False also if that is too hard to decide."""
+        """Whether every question of one change is in the other; False also if that is too hard to decide."""
         ways_out: list[tuple[tuple[RowMeaning, ...], tuple[RowMeaning, ...]]] = [((), (other.base,))]
         ways_out += [((), group) for group in other.within]
         ways_out += [((row,), ()) for row in other.outside]
@@ -168,7 +172,8 @@ class _Left:
 
 
 def _less(draft: AccessChange) -> _Left:
-    """Returns the base of a change less its outside rows, as far as possible in each dimension."""
+    """Returns the base of a change without its outside rows. Where it can, it removes them from the subjects, objects
+    or actions; the others are exceptions."""
     left = _Left(draft.base.subject, draft.base.object, draft.base.actions)
     outside = list(dict.fromkeys(draft.outside))
     for row in outside:
@@ -199,7 +204,8 @@ def _meeting(left: _Left, rows: Iterable[RowMeaning]) -> list[RowMeaning]:
 
 
 def _minus(term: RowTerm, other: RowTerm) -> RowTerm:
-    """Returns the difference of listed names. Names that match only through a token's roles may still be in both."""
+    """Returns a term without the names and roles of the other one; unchanged if it is a pattern. A name that matches by
+    a token's roles may still be in both."""
     if term.pattern is not None:
         return term
     names = frozenset(name for name in term.names if not other.meets(name))
@@ -208,7 +214,7 @@ def _minus(term: RowTerm, other: RowTerm) -> RowTerm:
 
 
 def _by_token(term: RowTerm, base: RowTerm) -> RowTerm:
-    """Restricts a role to these names. A role that none of them has by row can only be granted by a token."""
+    """Returns the term of a role for callers in `base`: `by token` if none of its names has the role by row."""
     named = base.names if base.pattern is None else {base.pattern} if base.exact else None
     if term.pattern is not None or not term.tokens or named is None or base.tokens or not term.names.isdisjoint(named):
         return term
@@ -216,7 +222,8 @@ def _by_token(term: RowTerm, base: RowTerm) -> RowTerm:
 
 
 def _spelled(term: RowTerm) -> tuple[RowTerm, ...]:
-    """Returns a difference name by name; any other term unchanged."""
+    """Returns the terms by which a region names a term: one for each name of a term without a label, otherwise
+    itself."""
     if term.label:
         return (term,)
     names = [RowTerm(name, name) for name in sorted(term.names)]
@@ -226,7 +233,8 @@ def _spelled(term: RowTerm) -> tuple[RowTerm, ...]:
 
 
 def _widest(terms: Collection[RowTerm]) -> list[RowTerm]:
-    """Removes terms that another one covers. Names, which can be thousands, cover no pattern."""
+    """Returns the terms without those that another one covers. Exact names, of which there can be thousands, cover no
+    pattern, so they are not compared with each other."""
     names = [term for term in terms if term.exact]
     left: list[RowTerm] = []
     for term in terms:
@@ -245,7 +253,8 @@ def _not_said(left: _Left, rows: Sequence[RowMeaning]) -> list[RowMeaning]:
 
 
 def changed_regions(search: Search, kind: PermissionKind, old: Side, new: Side) -> list[Region]:
-    """Returns every region of one kind, unmerged: `describe` merges them. Raises TooHard."""
+    """Returns every region of one kind; `describe.merged` merges them. Raises TooHard if there are too many changes, or
+    too many comparisons are needed."""
     if max(_only_here(old, new), _only_here(new, old)) > MAX_DRAFTS:
         raise TooHard
     shape = RegionShaper(search, kind)
@@ -260,7 +269,7 @@ def changed_regions(search: Search, kind: PermissionKind, old: Side, new: Side) 
 
 
 def _of_approvals(shape: RegionShaper, change: Change, before: Side, after: Side) -> Iterator[Region]:
-    """Yields the regions of approvals that `before` demands and `after` does not, separately for each of the terms."""
+    """Yields the regions where `before` demands an approval and `after` does not, separately for each terms."""
     drafts: dict[ApprovalTerms | None, list[AccessChange]] = {}
     for draft in freed(before, after):
         drafts.setdefault(draft.base.rule.approval, []).append(draft)
@@ -270,7 +279,7 @@ def _of_approvals(shape: RegionShaper, change: Change, before: Side, after: Side
 
 
 def _waiting(region: Region, demands: Iterable[RowMeaning]) -> Region:
-    """Returns the region with the approval that its witness needs by these rows."""
+    """Returns the region with `waits`: whether its witness needs an approval by these rows."""
     point, guard = region.witness, region.guard
     if point is None or region.change == "unknown":
         return region
@@ -298,8 +307,8 @@ def _shaped(shape: RegionShaper, change: Change, drafts: Iterable[AccessChange])
 
 
 def _with_unknown(shape: RegionShaper, wider: list[Shaped], narrower: list[Shaped]) -> list[Region]:
-    """Marks as unknown any access that is both gained and lost under different guards, and removes it from the other
-    regions."""
+    """Returns the regions, with access that is gained under one guard and lost under another as unknown ones. The
+    others exclude it as far as a simple form can. Raises TooHard."""
     if len(wider) * len(narrower) > MAX_COMPARED:
         raise TooHard
     unknown: list[Shaped] = []
@@ -351,7 +360,7 @@ def _tells(one: Shaped, other: Shaped) -> bool:
 def with_something_in_them(
     regions: Iterable[Region], subjects: Iterable[str], objects: Iterable[str]
 ) -> tuple[Region, ...]:
-    """Returns the regions that contain a point of these names, and those that were not computed."""
+    """Returns the regions that contain a question about these names, and those that are undecided."""
     callers, things = sorted(set(subjects)), sorted(set(objects))
     return tuple(region for region in regions if region.undecided or _holds(region, callers, things))
 

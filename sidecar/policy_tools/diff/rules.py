@@ -24,7 +24,8 @@ _FIELDS = (
 
 
 class Edit(NamedTuple):
-    """One changed value of a named item; `old` or `new` is None if there was or is no value."""
+    """One changed field of the item `what`; `old` or `new` is None if there was or is no value. `change` is the effect
+    of this edit alone, None if it has none or regions report it."""
 
     what: str
     field: str
@@ -41,12 +42,16 @@ class RuleChange(NamedTuple):
 
 
 class RuleChanges(NamedTuple):
+    """Rules that only one policy has, row by row, and rules whose content changed."""
+
     added: tuple[RuleRef, ...]
     removed: tuple[RuleRef, ...]
     changed: tuple[RuleChange, ...]
 
 
 class LinkChange(NamedTuple):
+    """A member of a role or set that was `added` or `removed` (`how`)."""
+
     how: str
     member: str
     container: str
@@ -83,7 +88,8 @@ def _by_id(rules: Iterable[RuleRef]) -> dict[str, list[RuleRef]]:
 
 
 def _edits(name: str, before: list[RuleRef], after: list[RuleRef]) -> Iterator[Edit]:
-    """Yields the changed fields of a rule. If a rule has several rows, a field has the values of all of them."""
+    """Yields the changed fields of a rule. A field of several rows has their distinct values; `rows` stands for the
+    same values in other combinations."""
     if len(before) == len(after) == 1 and _said(before[0]) == _said(after[0]):
         return
     told = False
@@ -118,8 +124,8 @@ def _shown(field: str, values: list[Any]) -> Any:
 def _direction(
     field: str, before: list[RuleRef], after: list[RuleRef], old: list[Any], new: list[Any]
 ) -> Change | None:
-    """Returns whether this change alone grants more or less; None for a change that regions report or that does not
-    decide."""
+    """Returns whether this change alone grants more or less; None for a field that decides nothing, or whose changes
+    regions report."""
     if field in INFORMATION or field in ("kind", "subject", "object", "actions", "effect"):
         return None
     if len(old) != 1 or len(new) != 1 or before[0].effect != after[0].effect:
@@ -143,7 +149,7 @@ def _direction(
 
 
 def _more(old: float | None, new: float | None) -> Change:
-    """Returns the change of a bound: a missing or higher bound grants more."""
+    """Returns the effect of another bound: a missing or higher bound grants more."""
     if old is None or new is None:
         return "wider" if new is None else "narrower"
     return "wider" if new > old else "narrower"
@@ -154,7 +160,7 @@ def _turned(change: Change, turn: bool) -> Change:
 
 
 def budget_changes(old: Budgets, new: Budgets) -> tuple[Edit, ...]:
-    """Compares entry by entry, cap by cap. A cap that is removed or higher is wider."""
+    """Compares budgets entry by entry, cap by cap, and then costs. A cap that is removed or raised is wider."""
     before, after = dict(_caps(old)), dict(_caps(new))
     edits = []
     for key in sorted(before.keys() | after.keys()):
@@ -165,7 +171,8 @@ def budget_changes(old: Budgets, new: Budgets) -> tuple[Edit, ...]:
 
 
 def _cost_changes(old: Budgets, new: Budgets) -> Iterator[Edit]:
-    """Yields changed costs of calls, by objects and unit. At a lower cost, the same budget allows more calls."""
+    """Yields the changed costs of calls, by object and unit. A lower cost is wider: the same budget allows more
+    calls."""
     before, after = _costs(old), _costs(new)
     for key in sorted(before.keys() | after.keys()):
         was, now = before.get(key, _FREE), after.get(key, _FREE)
@@ -182,7 +189,8 @@ def _cost_changes(old: Budgets, new: Budgets) -> Iterator[Edit]:
 
 
 class _Cost(NamedTuple):
-    """The cost of one call over all its entries of one unit, in millionths; `paths` are where results report it."""
+    """The cost of one call by all entries for an object and unit, in millionths of the unit; `paths` are the places
+    where results report it."""
 
     per_call: int
     max_per_call: int
@@ -202,7 +210,7 @@ def _costs(budgets: Budgets) -> dict[tuple[str, str], _Cost]:
 
 
 def moved_budgets(old: Budgets, new: Budgets, before: RoleLinks, after: RoleLinks) -> Iterator[Edit]:
-    """Yields the entries for roles whose members changed: a principal that left a role no longer has its limits."""
+    """Yields the entries for roles whose members changed: a principal that left a role is no longer limited by it."""
     was, now = before.contents(), after.contents()
     named = {(entry.source, entry.pattern) for one in (old, new) for entry in (*one.principals, *one.spending)}
     for source, role in sorted(named, key=lambda pair: (pair[0] == "budgets", pair[1])):
@@ -214,7 +222,7 @@ def moved_budgets(old: Budgets, new: Budgets, before: RoleLinks, after: RoleLink
 def moved_approvers(
     old: Iterable[RuleRef], new: Iterable[RuleRef], before: PolicySource, after: PolicySource
 ) -> Iterator[Edit]:
-    """Yields the approver roles whose users, or whose roles of tokens, changed."""
+    """Yields the roles that must approve in both policies, and whose users, or whose roles by tokens, changed."""
     demanded = [{rule.approval.role for rule in rules if rule.approval is not None} for rules in (old, new)]
     for role in sorted(demanded[0] & demanded[1]):
         was, now = (_approvers(role, source) for source in (before, after))
@@ -229,7 +237,7 @@ def _approvers(role: str, source: PolicySource) -> frozenset[str]:
     return frozenset(name for name in members if name.startswith("user:") or is_granted(name))
 
 
-Cap = tuple[float, float]  # the maximum, and for a rate the time between two calls in µs
+Cap = tuple[float, float]  # the maximum, and for a rate the time between two calls in µs, otherwise 0
 
 
 def _caps(budgets: Budgets) -> Iterator[tuple[tuple[str, str, str], Cap]]:
@@ -270,7 +278,7 @@ def link_changes(old: RoleLinks, new: RoleLinks) -> tuple[LinkChange, ...]:
 
 
 def role_changes(old: PolicySource, new: PolicySource) -> tuple[LinkChange, ...]:
-    """Returns the changes of `g` rows. If a model has domains, a role of each domain is separate."""
+    """Returns the changes of `g` rows; with domains, separately for each domain."""
     if not (old.domains or new.domains):
         return link_changes(old.roles, new.roles)
     return tuple(
@@ -302,7 +310,8 @@ _MODEL_FIELDS: Mapping[str, Callable[[Any], str]] = {
 
 
 def is_shipped(source: PolicySource, kind: PermissionKind) -> bool:
-    """Whether the model decides like the built-in one. The order of the parts of its matcher does not matter."""
+    """Whether the model of this kind decides like the built-in one: it has the same effect, the same role definitions,
+    and the same parts in its matcher, in any order."""
     model = source.models.get(kind)
     if model is None or kind is PermissionKind.GUARDRAIL:
         return True  # without a model there are no rows; guardrails have the built-in model

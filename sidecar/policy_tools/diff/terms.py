@@ -1,8 +1,8 @@
 """Normalizes rows so that two policies can be compared.
 
-A role is the set of names that have it by `g` rows and the roles through which a token may grant it; `role:x` of two
-policies is therefore one term exactly if its members are the same. Conditions with different texts are treated as
-independent.
+The term of a role is the set of names that have it by `g` rows, with the roles by which a token may grant it; `role:x`
+in two policies is therefore one term exactly if its members are the same. Parts of conditions with different texts are
+treated as independent, unless one implies the other (`condition_parts`).
 """
 
 from collections.abc import Iterable, Mapping
@@ -21,7 +21,8 @@ from sidecar.vocabulary import ANONYMOUS, BEGUN, DELEGATE, ApprovalTerms, Permis
 
 @dataclass(frozen=True, slots=True)
 class RowTerm:
-    """Names that match `pattern`; without one, `names`, and callers whose token grants one of the roles in `tokens`.
+    """The subjects or objects of a row: the names that match `pattern`; without one, `names`, and callers whose token
+    grants one of the roles in `tokens`.
 
     `anonymous`: whether a wildcard matches anonymous callers too, as it does on deny rows. `label` is for display."""
 
@@ -47,7 +48,7 @@ class RowTerm:
         return glob(name, self.pattern)
 
     def covers(self, other: Self) -> bool:
-        """Whether it matches all callers that the other one matches, as far as a quick check shows."""
+        """Whether this term matches everything that the other one matches; False if a quick check does not show it."""
         if self is other:
             return True
         if self.pattern is None:
@@ -59,7 +60,7 @@ class RowTerm:
         return self.pattern == WILDCARD or (not other.tokens and all(map(self.meets, other.names)))
 
     def may_meet(self, other: Self) -> bool:
-        """Whether a caller may match both: False is certain."""
+        """Whether some name, with some roles of a token, may match both: False is certain."""
         if self.pattern is not None and other.pattern is not None:
             return may_overlap(self.pattern, other.pattern)
         if self.tokens or other.tokens:
@@ -74,9 +75,9 @@ EVERYTHING = RowTerm(WILDCARD, WILDCARD)
 
 
 class RowGuard(NamedTuple):
-    """The requirements: these parts of conditions, and a time before the expiry (None: no expiry).
+    """When a row applies: all of these parts of conditions hold, and the time is before the expiry (None: no expiry).
 
-    It is the minimum: no other condition is true, and the time is as late as possible."""
+    As an assumption it is minimal: no other condition holds, and the time is just before the expiry."""
 
     whens: frozenset[str] = frozenset()
     before: float | None = None
@@ -90,7 +91,7 @@ class RowGuard(NamedTuple):
         return lasts and not self.missing(other.whens)
 
     def missing(self, whens: frozenset[str]) -> frozenset[str]:
-        """Returns the parts that do not follow from the requirements."""
+        """Returns those of the parts that do not follow from the parts of this guard."""
         rest = whens - self.whens
         if not rest or not self.whens:
             return rest
@@ -103,7 +104,7 @@ _Holders = tuple[frozenset[str], frozenset[str]]  # of a role: names that have i
 
 
 class RowMeaning(NamedTuple):
-    """A deciding rule, from the view of one side."""
+    """A rule that decides, in the terms of its policy."""
 
     subject: RowTerm
     object: RowTerm
@@ -113,7 +114,7 @@ class RowMeaning(NamedTuple):
 
     @property
     def key(self) -> tuple[RowTerm, RowTerm, frozenset[str], RowGuard]:
-        """Returns its content: two rows with the same key have the same effect on every answer."""
+        """The content of the row: two rows of one effect with the same key have the same effect on every answer."""
         return self[:4]
 
     def may_meet(self, other: Self) -> bool:
@@ -128,8 +129,8 @@ class RowMeaning(NamedTuple):
 
 
 class Side(NamedTuple):
-    """The deciding rows of one kind in one policy, without duplicates; the allow rows with a limit, and those that
-    demand an approval, with the actions that need it."""
+    """The rows of one kind in one policy: those that allow and those that deny, without duplicates; those with a limit;
+    and those that demand an approval, with the actions that need it."""
 
     allows: list[RowMeaning]
     denies: list[RowMeaning]
@@ -138,10 +139,11 @@ class Side(NamedTuple):
 
 
 class Reader:
-    """Converts rules to rows for both policies, with one `RowTerm` for equal terms of both.
+    """Converts the rules of both policies to rows, with one `RowTerm` object for equal terms of both.
 
-    A condition that tests a role whose members changed is a different condition. If a role only gained members, its
-    former members still have it, so `then` needs both; and the reverse if it only lost some."""
+    A part of a condition that tests a role whose members changed has another meaning in each policy, marked by THEN and
+    NOW. If the role only gained members, the part with the former members implies the one with the present members, so
+    a row of the old policy gets both; if it only lost members, a row of the new policy does."""
 
     def __init__(self, old: PolicySource, new: PolicySource) -> None:
         self._others = moved(old, new)
@@ -152,7 +154,8 @@ class Reader:
         self._terms: dict[RowTerm, RowTerm] = {}
 
     def sides(self, rules: Iterable[RuleRef], source: PolicySource, moment: str) -> dict[PermissionKind, Side]:
-        """Converts the rules of a policy, by kind, except shadow rules; `moment` is THEN or NOW."""
+        """Converts the rules of one policy except shadow rules. `moment` is THEN for the old one, NOW for the new
+        one."""
         sides = {kind: Side([], [], [], []) for kind in PermissionKind}
         subject = lru_cache(None)(partial(self._subject, _holders(source.roles)))
         object_ = lru_cache(None)(partial(self._object, source.sets.contents()))
@@ -209,7 +212,7 @@ _UNLESS_DENIED = RowMeaning(
     ALWAYS,
     RuleRef("unless a guardrail denies", PermissionKind.GUARDRAIL, WILDCARD, WILDCARD, (WILDCARD,), "allow"),
 )
-"""A guardrail can only deny: it is compared with an allow of everything."""
+"""Guardrails can only deny, so they are compared as if an allow row for everything were with them."""
 
 
 def _holders(links: RoleLinks) -> dict[str, _Holders]:
@@ -230,13 +233,14 @@ def actions_of(patterns: tuple[str, ...]) -> frozenset[str]:
 
 
 def approvable_actions(rule: RuleRef) -> frozenset[str]:
-    """Returns the actions for which a rule demands an approval: those that begin work, and those that it names."""
+    """Returns the actions for which a rule with an approval demands it: those that begin work or delegate, and those
+    that it names."""
     return actions_of(rule.actions) & {*BEGUN, DELEGATE, *named_actions(rule.actions)}
 
 
 def demands_as_much(one: ApprovalTerms | None, other: ApprovalTerms | None) -> bool:
-    """Whether one row's terms are at least as strict as another's, as far as can be determined without the roles'
-    members."""
+    """Whether the terms `one` are at least as strict as `other`; None demands no approval. Different roles are not
+    compared."""
     if one is None or other is None:
         return other is None
     lasting = (one.valid_s or 0) <= (other.valid_s or 0)
@@ -246,7 +250,8 @@ def demands_as_much(one: ApprovalTerms | None, other: ApprovalTerms | None) -> b
 def changed_meanings(
     old: Iterable[RuleRef], new: Iterable[RuleRef], old_source: PolicySource, new_source: PolicySource
 ) -> set[RuleRef]:
-    """Returns the deciding fields of rules in one policy only, and of rules on roles and sets whose members changed."""
+    """Returns the deciding fields of the rules that only one policy has, and of those that depend on a role or set
+    whose members changed."""
     before, after = (
         {RuleRef("", *rule[1:7], when=rule.when) for rule in rules if not rule.shadow} for rules in (old, new)
     )
@@ -257,7 +262,7 @@ def changed_meanings(
 
 
 def changed_demands(old: Iterable[RuleRef], new: Iterable[RuleRef]) -> set[RuleRef]:
-    """Returns the deciding fields and the terms of rules with an approval that only one policy has."""
+    """Returns the deciding fields and the terms of those rules with an approval that only one policy has."""
     before, after = (
         {RuleRef(rule.id, *rule[1:7], when=rule.when, approval=rule.approval) for rule in rules if rule.approval}
         for rules in (old, new)
@@ -274,8 +279,8 @@ def moved(old: PolicySource, new: PolicySource) -> frozenset[str]:
 
 
 def place_of(pattern: str) -> str:
-    """Returns `tool:github/` for objects there; an NHI's own name; "" for objects that may be anywhere, including
-    sets."""
+    """Returns the place of a rule's object: `tool:github/` for one on a server, the name itself for an NHI, and "" for
+    a set or a pattern that may match objects in several places."""
     head, slash, _ = pattern.partition("/")
     if WILDCARD in head or pattern.startswith("set:"):
         return ""

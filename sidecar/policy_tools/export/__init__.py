@@ -1,14 +1,15 @@
 """Exports models, rows and functions for plain pycasbin.
 
 The export is a folder for evaluation without a sidecar: for each kind a model and rows that Casbin's own file adapter
-reads, and `enforce.py`, which provides the sidecar's five functions.
+reads, and `enforce.py`, which provides the five functions of the sidecar's models.
 
-That adapter does not support quotes, and interprets brackets and commas. Rows therefore contain no conditions, only
-`when:<digest>`, with the texts in conditions.json; the characters `% , ( ) [ ]` in a name are percent-encoded (`%2C`).
-`enforce.py` reverses both.
+That adapter does not support quotes, and interprets brackets and commas (threats K7). Rows therefore contain no
+conditions, only `when:<digest>`, with the texts in conditions.json; the characters `% , ( ) [ ] "` in a name are
+percent-encoded (`%2C`). `enforce.py` reverses both.
 
-Shadow rules change nothing and are omitted. Plain pycasbin cannot ask a person, so a deny row of its own denies what a
-row allows only with an approval: without it, another row could allow the call. Its condition denies also if it fails.
+Shadow rules change nothing and are omitted. Plain pycasbin cannot ask a person, so calls that a row allows only with an
+approval are denied: by a deny row with the same condition, because another row could allow the call. If the condition
+fails, the row denies.
 
 Casbin models of other forms, and their rows, are exported byte for byte; several files of rows become one. Names,
 attributes and the settings that a Casbin program makes in code are in casbin.json, which `enforce.py` reads.
@@ -40,8 +41,8 @@ _ENCODED = str.maketrans({character: f"%{ord(character):02X}" for character in _
 
 
 class Exported(NamedTuple):
-    """The files by name, the number of exported rules, the omitted shadow rules, and the rules whose calls are denied
-    because they demand an approval."""
+    """The files by name, the number of exported rules, the ids of the omitted shadow rules, and those of the rules
+    whose calls are denied because they demand an approval."""
 
     files: Mapping[str, bytes]
     rules: int
@@ -50,7 +51,8 @@ class Exported(NamedTuple):
 
 
 def export(source: PolicySource, models: Path) -> Exported:
-    """Exports the policy for plain pycasbin. Raises PolicyError for models that cannot be exported equivalently."""
+    """Exports the policy for plain pycasbin. `models` is the folder of the sidecar's own models. Raises PolicyError for
+    models that cannot be exported equivalently, or cannot be read."""
     _check(source, models)
     rows: dict[PermissionKind, list[tuple[RuleRef, list[str]]]] = {kind: [] for kind in PermissionKind}
     shadows: list[str] = []
@@ -106,7 +108,8 @@ def _row(rule: RuleRef, source: PolicySource) -> list[str]:
 
 
 def _stock_files(source: PolicySource) -> dict[tuple[str, str], list[PermissionKind]]:
-    """Returns the names of the files of each other Casbin model and its rows, with the kinds that it decides."""
+    """Returns the names of the files for each Casbin model of another form and for its rows, with the kinds that it
+    decides."""
     groups: dict[tuple[str, ...], list[PermissionKind]] = {}
     for kind, table in source.stock.items():
         groups.setdefault((table.source.file, *table.source.names), []).append(kind)
@@ -116,13 +119,14 @@ def _stock_files(source: PolicySource) -> dict[tuple[str, str], list[PermissionK
 
 
 def _fields(model: StockModel, source: PolicySource) -> dict[str, str]:
-    """Returns, for each field of a request, which text it is, or otherwise its path."""
+    """Returns for each field of a request the name of its text (`sub`), otherwise the path of its value."""
     texts = text_fields(model.request)
     return {name: texts.get(name) or path_of(name, source.casbin) or "" for name in model.request}
 
 
 def _joined(rows: Sequence[bytes]) -> bytes:
-    """Returns a single file unchanged. Of several files, each ends with a line break."""
+    """Returns the bytes of one file unchanged; those of several one after the other, each with a line break at its
+    end."""
     if len(rows) == 1:
         return rows[0]
     return b"".join(raw + b"\n" * (raw[-1:] not in (b"", b"\n")) for raw in rows)
@@ -139,8 +143,8 @@ def _asked(source: PolicySource) -> dict[str, object]:
 
 
 def _check(source: PolicySource, models: Path) -> None:
-    """Refuses models with domains, whose roles differ from caller to caller also in guardrails, columns that plain
-    pycasbin ignores, and approvals in models in which no row denies."""
+    """Raises PolicyError for models with domains, whose roles differ from caller to caller also in guardrails, for
+    columns that plain pycasbin ignores, and for approvals in models in which no row denies."""
     faults = Faults()
     for kind, model in source.models.items():
         if DOMAIN in (*model.request, *model.columns):

@@ -1,10 +1,11 @@
 """Covers cells with the fewest boxes.
 
 The problem is NP-hard (minimum biclique cover, with a third side). The algorithm collects maximal boxes, all of them if
-there are few (`pool`); repeatedly takes the one that covers the most remaining cells (`greedy`); drops redundant boxes;
-merges two boxes if one box can cover what only they cover; and removes some boxes and covers their cells again, keeping
-improvements. If all boxes are known and few, an exact search follows: it branches on the cell with the fewest remaining
-boxes, and prunes a branch as soon as cells that no two boxes share prove that it cannot improve the result.
+there are few (`pool`); repeatedly takes the one that covers the most remaining cells (`_greedy`); drops redundant
+boxes; merges two boxes if one box can cover what only they cover; and removes some boxes and covers their cells again,
+keeping a result that is not larger. If all maximal boxes are known and few, an exact search follows: it branches on the
+cell that the fewest boxes cover, and prunes a branch as soon as cells of which no box covers two prove that it cannot
+improve the result.
 
 All bounds count work, not time, so the same log gives the same rules.
 """
@@ -22,19 +23,20 @@ from sidecar.policy_tools.suggest.grid import Box, BoxPool, Grid, bits, pool
 
 MAX_MERGE_PAIRS = 3_000_000
 MAX_REBUILDS = 60
-REBUILD_WORK = 800_000  # box rows visited while rebuilding
-MAX_BOXES, MAX_CELLS, MAX_STEPS = 1500, 400, 4_000  # of the exact search; an unfinished one proves nothing
+REBUILD_WORK = 800_000  # rows of boxes that are visited while rebuilding
+MAX_BOXES, MAX_CELLS, MAX_STEPS = 1500, 400, 4_000  # of the exact search; one that stops at its bound proves nothing
 
 
 class Cover(NamedTuple):
-    """Boxes, and whether it is proved that no cover has fewer."""
+    """Boxes that cover every cell, and whether it is proved that no cover has fewer."""
 
     boxes: tuple[Box, ...]
     fewest: bool
 
 
 def cover(grid: Grid, wide: Sequence[Box] = ()) -> Cover:
-    """Returns the fewest boxes found. `wide` boxes, which include unused cells, are used if they reduce the number."""
+    """Returns the fewest boxes found. Boxes of `wide`, which include unused cells, are used only if the number becomes
+    smaller by them."""
     known = pool(grid)
     state = _State(grid)
     best = _found(state, known, ())
@@ -49,7 +51,7 @@ def cover(grid: Grid, wide: Sequence[Box] = ()) -> Cover:
 
 
 def _found(state: _State, known: BoxPool, wide: Sequence[Box]) -> list[Box]:
-    """Finds a cover. Among boxes of equal gain, one without unused cells is preferred."""
+    """Finds a cover. Of boxes with equal gain, those of `known`, without unused cells, are preferred."""
     candidates = [*known.boxes, *wide]
     starts = [
         _irredundant(state, _greedy(state, boxes, state.uncovered(())))
@@ -59,7 +61,7 @@ def _found(state: _State, known: BoxPool, wide: Sequence[Box]) -> list[Box]:
 
 
 class _State:
-    """Cells by row: `[a * subjects + s]` is the mask of objects."""
+    """The cells of a grid by row: the mask of objects at `a * number of subjects + s`."""
 
     def __init__(self, grid: Grid) -> None:
         self.grid = grid
@@ -92,7 +94,8 @@ class _State:
 
 
 def _greedy(state: _State, candidates: Sequence[Box], left: list[int]) -> list[Box]:
-    """Takes boxes in the order of gain. Gains only fall: the first with an unchanged gain has the largest."""
+    """Takes the box with the largest gain until no box gains anything. Gains only fall, so the first box of the heap
+    whose gain is unchanged has the largest."""
     heap = [(-gain, at) for at, box in enumerate(candidates) if (gain := state.gain(left, box))]
     heapify(heap)
     chosen: list[Box] = []
@@ -108,7 +111,7 @@ def _greedy(state: _State, candidates: Sequence[Box], left: list[int]) -> list[B
 
 
 def _irredundant(state: _State, boxes: Sequence[Box]) -> list[Box]:
-    """Removes boxes whose every cell another one covers, smallest gains (the last chosen) first."""
+    """Removes boxes of which others cover every used cell, the last chosen ones (with the smallest gains) first."""
     kept = list(boxes)
     once, twice = _layers(state, kept)
     used = state.uncovered(())
@@ -133,8 +136,8 @@ def _layers(state: _State, boxes: Iterable[Box]) -> tuple[list[int], list[int]]:
 
 
 def _improved(state: _State, candidates: Sequence[Box], boxes: list[Box], wide: frozenset[Box]) -> list[Box]:
-    """Merges boxes; removes and rebuilds some as long as the work bound allows. Never returns more boxes than
-    before."""
+    """Merges boxes; then removes some and covers their cells again, as often as the bound on work allows. Never returns
+    more boxes than before."""
     best = _merged(state, boxes, wide)
     work = max(1, sum(box.subjects.bit_count() * box.actions.bit_count() for box in candidates))
     chance = Random(0)  # noqa: S311 - the same log must give the same rules
@@ -169,9 +172,9 @@ def _merged(state: _State, boxes: list[Box], wide: frozenset[Box]) -> list[Box]:
 def _joined(
     state: _State, kept: list[Box], own: list[Box], reach: list[int], first: int, wide: frozenset[Box]
 ) -> list[Box] | None:
-    """Returns the boxes with this one merged into a later one; None if it cannot be merged. `reach` are the objects
-    that all of a box's own subjects used with its own actions; for a common box, each must contain the other's
-    objects."""
+    """Returns the boxes with the one at `first` merged into a later one; None if it cannot be merged. `own` are the
+    hulls of the cells that only one box covers; `reach` are the objects that all subjects of such a hull used with its
+    actions: for a common box, each must contain the other's objects."""
     if kept[first] in wide:
         return None
     mine, far = own[first].objects, reach[first]
@@ -188,7 +191,7 @@ def _joined(
 
 
 def _fewest(grid: Grid, boxes: Sequence[Box], known: Sequence[Box]) -> tuple[list[Box], bool]:
-    """Returns a cover with at most as many boxes as `known`, and whether it is proved minimal."""
+    """Returns a cover by some of `boxes`, or `known` if none is smaller, and whether it is proved minimal."""
     numbers: dict[tuple[int, ...], int] = {cell: at for at, cell in enumerate(grid.cells())}
     masks = [sum(1 << numbers[cell] for cell in product(*map(bits, box))) for box in boxes]
     search = _Search.of(masks, len(numbers), len(known))
@@ -199,7 +202,8 @@ def _fewest(grid: Grid, boxes: Sequence[Box], known: Sequence[Box]) -> tuple[lis
 
 @dataclass(slots=True)
 class _Search:
-    """`over[cell]` are the boxes that cover it, largest first; `near[cell]` all cells that share a box with it."""
+    """The exact search. `masks` are the cells of each box; `over[cell]` are the boxes that cover a cell, largest first;
+    `near[cell]` is the mask of all cells in these boxes."""
 
     masks: list[int]
     over: list[list[int]]
@@ -219,7 +223,8 @@ class _Search:
         return cls(masks, over, near, limit)
 
     def run(self, left: int, chosen: tuple[int, ...]) -> None:
-        """Covers the remaining cells with fewer than `limit` boxes in total."""
+        """Searches a cover of the cells in `left` that has, with the `chosen` boxes, fewer than `limit`. Sets
+        `best`."""
         self.steps += 1
         if not left:
             self.best, self.limit = chosen, len(chosen)

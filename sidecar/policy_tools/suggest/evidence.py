@@ -1,8 +1,8 @@
 """Reads recorded use from the audit log: the distinct (kind, subject, object, action), with counts and times.
 
 A call is counted if it passed: each principal of its chain lent the next one its authority (`delegate`), and the last
-one performed the action. Calls that a deny rule would have stopped are never counted, not even if shadow mode allowed
-them.
+one performed the action. With `denied`, a call that was refused for want of a rule is counted too. Calls that a deny
+rule would have stopped are never counted, not even if shadow mode let them pass.
 """
 
 import re
@@ -24,12 +24,12 @@ from sidecar.vocabulary import ANONYMOUS, DELEGATE, PermissionKind
 
 KINDS = (PermissionKind.USER_TO_NHI, PermissionKind.NHI_TO_NHI, PermissionKind.AGENT_TO_TOOL)
 MAX_TRIPLES = 1_000_000  # about 700 bytes each
-MAX_NAMES = 1_000_000  # subjects and objects; a caller can name any number of them in calls that are refused
-MAX_CITED = 3  # decisions cited for one rule
-MAX_RESTED_ON = 16  # rules of one triple
+MAX_NAMES = 1_000_000  # subjects and objects together; refused calls can name any number of them
+MAX_CITED = 3  # decisions that are cited for one triple, and for one rule
+MAX_RESTED_ON = 16  # rules that are stored for one triple
 MAX_ID_CHARS = 128  # of decisions and rules, the bound that audit records have for rules
 
-# Actions that need no row of their own, and the sidecar's own actions for a stream and the end of a session.
+# Actions that need no row of their own, and the actions that records have for a stream and for the end of a session.
 NEED_NO_ROW = grammar.SESSION_ACTIONS | {"session/stream", "session/end"}
 _KINDS = {kind.value: kind for kind in KINDS}
 _LINK = {"kind", "action", "decision"}
@@ -45,8 +45,9 @@ class Triple(NamedTuple):
 
 @dataclass(slots=True)
 class Trace:
-    """The records of one triple. Times are RFC 3339 in UTC, so that text order is time order. `approved` is true if one
-    of the calls needed a person's approval."""
+    """The recorded uses of one triple: their number, the times of the first and the last, some decisions, and the rules
+    that decided them. Times are RFC 3339 in UTC, so that the order of texts is that of times. `without_rule` is true if
+    a use was not allowed by a rule, `approved` if one needed a person's approval."""
 
     uses: int = 0
     first: str = ""
@@ -57,7 +58,7 @@ class Trace:
     approved: bool = False
 
     def add(self, time: str, decision: str, rules: Sequence[str], *, allowed: bool) -> None:
-        """Adds one use; `allowed` is false if it passed in shadow mode, or was requested but refused."""
+        """Adds one use. `allowed` is false if its link was denied: it passed in shadow mode, or was refused."""
         self.uses += 1
         self.without_rule = self.without_rule or not allowed
         self.first = min(self.first or time, time)
@@ -70,7 +71,8 @@ class Trace:
 
 
 class SuggestQuery(NamedTuple):
-    """Which records count: from `since` on and before `until`, as in records; `denied`: also those without a rule."""
+    """Which records count: from `since` on and before `until`, both in the form of records, "" for no bound; `denied`:
+    also those of calls that were refused because no rule allowed them."""
 
     since: str = ""
     until: str = ""
@@ -79,8 +81,10 @@ class SuggestQuery(NamedTuple):
 
 @dataclass(slots=True)
 class UsageEvidence:
-    """The evidence read so far. `sessions` counts (subject, server) pairs that only need a grant; `left_out` counts the
-    reasons why a record could not be used, with the first example; `would_deny` counts shadow rules that matched."""
+    """The evidence read so far. `subjects` and `objects` are the valid names in records, also in those of refused
+    calls; `sessions` counts the session calls of (subject, server) pairs; `counts` counts records by what happened to
+    them; `left_out` counts the reasons why a record could not be used, with the first decision as an example;
+    `would_deny` counts shadow rules that matched."""
 
     traces: dict[Triple, Trace] = field(default_factory=dict)
     subjects: set[str] = field(default_factory=set)
@@ -91,7 +95,8 @@ class UsageEvidence:
     would_deny: Counter[str] = field(default_factory=Counter)
 
     def read(self, lines: Iterable[bytes], wanted: SuggestQuery, name: str) -> None:
-        """Reads every line of a log. Raises SettingsError when a memory bound is exceeded."""
+        """Reads every line of a log, whose `name` is for the fault. Raises SettingsError if there are more than
+        MAX_TRIPLES or MAX_NAMES."""
         for line in lines:
             self.counts["lines"] += 1
             try:
@@ -122,7 +127,7 @@ class UsageEvidence:
             return
         assert isinstance(chain, list)
         obj = named_object(obj)
-        # A policy cannot grant a name that it cannot contain, so the name is not counted as known.
+        # A policy cannot grant anything to or on a name that it cannot contain, so such a name is not counted as known.
         new = [name for name in chain if name not in self.subjects and not _unsound("subject", name)]
         self.subjects.update(map(intern, new))
         if obj not in self.objects and not _unsound("object", obj):
@@ -165,8 +170,8 @@ class UsageEvidence:
         self._tell_more_questions(record, chain)
 
     def _tell_more_questions(self, record: Mapping[str, Any], chain: Sequence[str]) -> None:
-        """Adds the further questions of a call (a message and where to push responses; several URIs to subscribe
-        to)."""
+        """Leaves out a call's further questions, which its record does not name: where to push responses, or several
+        URIs to subscribe to."""
         links = record.get("links")
         kinds = [link.get("kind") for link in links if isinstance(link, dict)] if isinstance(links, list) else []
         if sum(kind != PermissionKind.GUARDRAIL for kind in kinds) > len(chain):
@@ -187,7 +192,7 @@ def _verdict(record: Mapping[str, Any], wanted: SuggestQuery) -> str:
     if not isinstance(links, list) or not all(map(_is_link, links)):
         return "no-question"
     passed = record["event"] == "decision" and (record.get("reason") is None or record.get("enforcement") == "shadow")
-    # Only the deny rules that matched decide a denied link.
+    # A denied link has rules only if deny rules matched.
     if any(link["decision"] != "allow" and link["rules"] for link in links):
         return "denied-by-rule"
     if passed:
@@ -219,7 +224,8 @@ def _texts(values: object, *, empty: bool = False) -> bool:
 
 @lru_cache(MAX_NAMES)
 def _unsound(what: str, text: str) -> str:
-    """Returns why a policy cannot name this exactly; "" if it can."""
+    """Returns why a policy cannot name this text exactly; "" if it can. `what` is `subject`, `object`, `action`, a kind
+    for its subjects, or a kind and `object`."""
     try:
         if "*" in text:  # a URI may contain one; in a policy it would be a wildcard
             return "a name with * cannot be written exactly"

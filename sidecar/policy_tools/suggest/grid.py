@@ -1,8 +1,8 @@
 """Arranges recorded use in a grid, and finds its maximal boxes.
 
 A rule allows a box: some subjects × some objects × some actions. The fewest rules are the fewest boxes that cover all
-cells and nothing else. Subjects (objects, actions) with equal cells always go together, so each such group is one index
-here; sets of indexes are bit masks, so that a whole row is compared in one step.
+cells and nothing else. Subjects (objects, actions) with equal cells can always be in the same boxes, so each such group
+is one index here; sets of indexes are bit masks, so that a whole row is compared in one step.
 
 For one list of actions, subjects and objects form a table, and the maximal boxes are its formal concepts: the
 intersections of rows. All of them are found if there are few; otherwise each row, each column, and each row intersected
@@ -22,8 +22,8 @@ from sidecar.policy_tools.suggest.evidence import Triple
 
 MAX_CONCEPTS = 3000  # of one table; with more, only some are searched for
 MAX_ACTION_LISTS = 48
-MAX_TABLE = 3000  # rows of which every pair is compared
-PARTNERS = 6
+MAX_TABLE = 3000  # rows, of which every pair is compared; a larger table has no intersections
+PARTNERS = 6  # intersections of a row with others, the largest ones
 
 
 class Box(NamedTuple):
@@ -41,6 +41,7 @@ Group = tuple[str, ...]
 
 
 def bits(mask: int) -> Iterator[int]:
+    """Yields the indexes in a mask, in ascending order."""
     while mask:
         low = mask & -mask
         yield low.bit_length() - 1
@@ -84,6 +85,7 @@ class Grid:
                     yield s, o, a
 
     def holds(self, box: Box) -> bool:
+        """Whether every cell of the box was used."""
         return not box.objects & ~self.objects_with(box.subjects, box.actions)
 
     def objects_with(self, subjects: int, actions: int) -> int:
@@ -96,7 +98,8 @@ class Grid:
         return sum(1 << a for a, row in enumerate(self.rows) if all(not objects & ~row[s] for s in bits(subjects)))
 
     def grown(self, box: Box, order: str = "soa") -> Box:
-        """Returns a maximal box around this one: each side in turn is extended as far as possible."""
+        """Returns a box of used cells around this one: each side in the `order` is extended as far as possible. With
+        all three sides, the box is maximal."""
         subjects, objects, actions = box
         for side in order:
             if side == "s":
@@ -133,7 +136,8 @@ def _alike(cells: Sequence[tuple[str, ...]], axis: int) -> list[Group]:
 
 
 def components(triples: Iterable[Triple], apart: Callable[[str], bool]) -> list[list[Triple]]:
-    """Splits triples into groups that cannot have a rule in common. A subject that is `apart` can be in no role."""
+    """Splits triples into groups that have no subject or object in common, so that they cannot have a rule in common.
+    The objects of a subject that is `apart`, which can be in no role, are separate from those of others."""
     leader: dict[tuple[int, str], tuple[int, str]] = {}
 
     def find(name: tuple[int, str]) -> tuple[int, str]:
@@ -158,8 +162,8 @@ def components(triples: Iterable[Triple], apart: Callable[[str], bool]) -> list[
 
 
 class BoxPool(NamedTuple):
-    """Boxes that together cover every cell; `complete` if there are no other maximal boxes. `by_subject` and
-    `by_object` each also cover every cell, with everything that one subject or object has in common in one box."""
+    """Boxes that together cover every cell; `complete` if they include all maximal boxes. `by_subject` and `by_object`
+    each cover every cell too, by a box for each subject or object and list of actions."""
 
     boxes: list[Box]
     complete: bool
@@ -168,6 +172,7 @@ class BoxPool(NamedTuple):
 
 
 def pool(grid: Grid) -> BoxPool:
+    """Collects the maximal boxes of a grid: all of them if there are few."""
     lists, complete = _action_lists(grid)
     found: dict[Box, None] = {}
     by_subject: dict[Box, None] = {}
@@ -184,8 +189,8 @@ def pool(grid: Grid) -> BoxPool:
 
 
 def _action_lists(grid: Grid) -> tuple[list[int], bool]:
-    """Returns the lists of actions that a box may need: those used together, their intersections, and each one
-    alone."""
+    """Returns the lists of actions that a maximal box can have: those used together on an object by a subject, their
+    intersections, and each one alone; and whether these are all."""
     every = [1 << a for a in range(len(grid.actions))]
     if len(every) == 1:
         return every, True
@@ -205,7 +210,8 @@ def _action_lists(grid: Grid) -> tuple[list[int], bool]:
 
 
 def _boxes(grid: Grid, actions: int) -> tuple[list[Box], bool]:
-    """Returns boxes for one list of actions, each grown to all the actions that it can have."""
+    """Returns boxes for one list of actions, each with all the actions that it can have, and whether these are all
+    maximal ones."""
     rows = _table(grid.rows, actions, len(grid.subjects))
     columns = _table(grid.columns, actions, len(grid.objects))
     by_rows = len(rows) <= len(columns)
@@ -252,7 +258,8 @@ def _near(rows: list[int]) -> list[int]:
 
 
 def _extent(table: list[int], across: list[int], mask: int) -> int:
-    """Returns the rows of a table that contain the whole mask, by its rows or its columns, whichever is less work."""
+    """Returns the rows of a table that contain the whole mask. `across` are its columns, by which it is less work for a
+    mask with few indexes."""
     if mask.bit_count() <= len(table) // 8:
         return _common((across[at] for at in bits(mask)), len(table))
     return sum(1 << at for at, row in enumerate(table) if not mask & ~row)

@@ -1,6 +1,6 @@
 """Writes suggestions as files and data, each rule with its evidence in a comment.
 
-Text from a record is either valid by the grammar of names or escaped here.
+Text from a record either is a valid name or is escaped here.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -32,7 +32,8 @@ _ORIGIN = "Suggested from recorded calls by `sidecar policy suggest`. Read it as
 
 
 def csv_files(suggestion: Suggestion, present: Present) -> dict[str, str]:
-    """Returns file name → text, in the layout of `policies/`. Deny rows come first, if order decides."""
+    """Returns the files of a suggestion by name, in the layout of `policies/`. Deny rows come first, in case the order
+    decides."""
     files: dict[str, str] = {}
     rules = list(_rules(suggestion, present))
     for kind in PermissionKind:
@@ -86,7 +87,7 @@ def _row(row_type: str, fields: Sequence[str], notes: Mapping[str, str]) -> CsvR
 
 
 def _links(suggestion: Suggestion) -> Iterator[ContentEntry]:
-    """Yields the rows of roles, then of sets; carried-over ones first, as written in the present policy."""
+    """Yields the rows of roles, then those of sets; first those that are carried over from the present policy."""
     carried = suggestion.carried
     for row_type, kept, groups in (("g", carried.roles, suggestion.roles), ("g2", carried.sets, suggestion.sets)):
         there = {container for _, container in kept}
@@ -154,7 +155,7 @@ def _rule_data(rule: Suggested) -> dict[str, Any]:
 
 
 def notes(suggestion: Suggestion, evidence: UsageEvidence, present: Present) -> list[str]:
-    """Returns the notes on the whole suggestion, most important first."""
+    """Returns the notes on the whole suggestion for the user, the most important ones first."""
     counts, traces, denies = evidence.counts, evidence.traces.values(), suggestion.carried.denies
     found = [
         f"{_count(times, 'record')} left out: {why} (such as decision {shown(example)})"

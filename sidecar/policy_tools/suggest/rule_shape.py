@@ -1,8 +1,8 @@
 """Writes a box as one short rule.
 
 A box of a cover is often larger than necessary, because other boxes cover parts of it. Between what the rule must allow
-and what it may allow, the cheapest form is chosen: one exact name, an existing role or set, a pattern that matches no
-other known name, and only then a new role or set.
+and what it may allow, the first possible one of these forms is chosen: one exact name, an existing role or set, a
+pattern that matches no other known name (or as many as `widen` allows), a new role or set.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from sidecar.policy_tools.suggest.grid import Box, Grid, Group, bits
 from sidecar.policy_tools.suggest.terms import PLAIN, Backed, Terms
 from sidecar.vocabulary import PermissionKind
 
-MIN_FOR_PATTERN = 3  # a pattern also matches future names, so two names do not justify one
+MIN_FOR_PATTERN = 3  # names; a pattern also matches future ones, so two do not justify it
 MAX_WIDE = 4000  # patterns that are tried for `widen`
 _BOUNDARIES = "_-./"
 Names = frozenset[str]
@@ -46,8 +46,9 @@ class RuleDraft:
 
 @dataclass(slots=True)
 class RuleShaper:
-    """Writes boxes as rules. `roles` and `sets` are the roles and sets of the present policy with their members; naming
-    one costs nothing, and neither does naming a group that an earlier rule added (`more_roles`, `more_sets`)."""
+    """Writes boxes as rules. `roles` and `sets` are the members of each role and set of the present policy; they are
+    used again, and so are those of earlier rules (`more_roles`, `more_sets`). A pattern may match `widen` unused
+    objects."""
 
     known: Known
     roles: frozenset[Names]
@@ -57,7 +58,8 @@ class RuleShaper:
     more_sets: set[Names] = field(default_factory=set)
 
     def rules(self, kind: PermissionKind, grid: Grid, backed: Backed) -> tuple[list[RuleDraft], bool]:
-        """Returns few rules for a grid of uses with the same terms, and whether this is proved to be the minimum."""
+        """Returns few rules for a grid of uses with the same terms, and whether it is proved that fewer are not
+        enough."""
         wide = self._wide_boxes(grid, backed) if self.widen else {}
         found = cover(grid, list(wide))
         boxes = list(found.boxes)
@@ -97,8 +99,8 @@ class RuleShaper:
         )
 
     def _object(self, kind: PermissionKind, must: Names, may: Names, held: Callable[[str], bool]) -> tuple[str, Names]:
-        """Returns an exact name, or a pattern that is `held`, with the objects that it matches; otherwise "" and the
-        objects of a set."""
+        """Returns an exact name, or a pattern for which `held` is true, with the known objects that it matches;
+        otherwise "" and the objects of a set."""
         if len(must) == 1:
             return next(iter(must)), must
         there = _between(must, may, self.sets)
@@ -115,8 +117,8 @@ class RuleShaper:
         return "", objects
 
     def _wide_boxes(self, grid: Grid, backed: Backed) -> dict[Box, str]:
-        """Returns boxes of patterns that match up to `widen` unused known objects, for all subjects that can share
-        them."""
+        """Returns boxes with the patterns that they stand for: each pattern matches at most `widen` known objects that
+        not all of the box's subjects used."""
         found: dict[Box, str] = {}
         single = [1 << a for a in range(len(grid.actions))]
         lists = list(dict.fromkeys([sum(single), *single]))
@@ -132,7 +134,8 @@ class RuleShaper:
         return found
 
     def _sharing(self, grid: Grid, rows: Sequence[int], mask: int, fitting: Names) -> int:
-        """Returns the subjects that together leave at most `widen` of the pattern's objects unused."""
+        """Returns subjects, those with the most used objects first, that together leave at most `widen` of the
+        pattern's objects unused."""
         subjects, common = 0, mask
         for s in sorted(range(len(rows)), key=lambda s: (-(rows[s] & mask).bit_count(), s)):
             used = grid.names(grid.objects, common & rows[s])
@@ -143,7 +146,7 @@ class RuleShaper:
 
 
 class _RuleRows:
-    """Which boxes cover which row of a grid. After a box shrinks, the others know which cells only they cover."""
+    """Which boxes cover each row of a grid. After a box was replaced by a smaller one, `needed` of the others grows."""
 
     def __init__(self, grid: Grid, boxes: Sequence[Box]) -> None:
         self._grid, self._boxes = grid, list(boxes)
@@ -152,6 +155,7 @@ class _RuleRows:
             self._enter(at, box)
 
     def needed(self, at: int) -> Box:
+        """Returns the hull of the used cells that no other box covers; an empty box if there are none."""
         box, hull = self._boxes[at], Box(0, 0, 0)
         for a, s in product(bits(box.actions), bits(box.subjects)):
             own = box.objects & self._grid.rows[a][s]
@@ -174,8 +178,9 @@ class _RuleRows:
 
 
 def pattern_of(names: Collection[str], kind: PermissionKind, listed: Collection[str]) -> str:
-    """Returns the narrowest pattern with one wildcard, cut between words, that matches all these names; "" if there is
-    no useful one. It matches one server only, and the whole of a server only if a catalogue lists that server."""
+    """Returns the narrowest pattern with one wildcard, at the boundaries of words, that matches all these names; "" if
+    there is no useful one. It is on one server, and matches all tools of a server only if that server is in `listed`,
+    and never all of its prompts or resources."""
     head, tail = common_head(names), common_head([name[::-1] for name in names])[::-1]
     head = head[: max(head.rfind(mark) for mark in _BOUNDARIES) + 1]
     cuts = [tail.find(mark) for mark in _BOUNDARIES if mark in tail]
@@ -212,13 +217,15 @@ def _between(must: Names, may: Names, groups: Collection[Names]) -> Names:
 
 
 def _mask(groups: Sequence[Group], places: Mapping[str, int], names: Names, *, whole: bool) -> int:
-    """Returns the indexes all of whose names (or at least one) are among these. `places` are the names' indexes."""
+    """Returns the mask of the indexes of which all names are among these; without `whole`, at least one. `places` has
+    the index of each name."""
     found = Counter(places[name] for name in names if name in places)
     return sum(1 << at for at, count in found.items() if not whole or count == len(groups[at]))
 
 
 def _prefixes(grid: Grid, listed: Collection[str]) -> list[str]:
-    """Returns every beginning of an object's name, up to the end of a part, as a pattern; shortest first."""
+    """Returns every valid pattern that is the beginning of an object's name, up to a boundary of words, and a wildcard;
+    shortest first."""
     found: dict[str, None] = {}
     for name in sorted(name for group in grid.objects for name in group):
         found.update((name[: at + 1] + "*", None) for at, mark in enumerate(name) if mark in _BOUNDARIES)

@@ -1,6 +1,7 @@
 """Builds suggestions, cites their records, and names their roles, sets and rules by the common part of their members.
 
-It uses no name of the present policy, and no slash in a role's name, because tokens grant such roles.
+Roles and sets of the present policy with the same members are used again. A new name is none that the present policy
+has, and a new role's name has no slash, because tokens grant such roles (CONTRACT 1.1).
 """
 
 import re
@@ -27,9 +28,10 @@ _WORD_ENDS = "_-./:"
 
 
 class Suggested(NamedTuple):
-    """One rule with its evidence: `uses` of `triples` distinct triples, and up to three decisions. `rests_on` are the
-    rules that led to those decisions. `widened` are known objects that it allows in addition to the used ones. A rule
-    with a limit may have several rows: `part` is true for those after the first, which have its id."""
+    """One row of a rule with its evidence: `uses` of `triples` distinct triples, the times of the `first` and `last`,
+    and up to MAX_CITED decisions. `rests_on` are the rules that decided these uses. `widened` are known objects that it
+    allows although not all of its subjects used them with all of its actions. A rule with a limit may have several
+    rows: `part` is true for those after the first, which have its id."""
 
     id: str
     kind: PermissionKind
@@ -50,8 +52,9 @@ class Suggested(NamedTuple):
 
 
 class Suggestion(NamedTuple):
-    """Rules, and the members of the roles and sets that they name; `reused` are those of the present policy, and
-    `carried` its parts that are carried over unchanged. `fewest`: it is proved that fewer rules are not enough."""
+    """Rules, and the members of the roles and sets that they name. `reused` are those roles and sets that the present
+    policy has, `carried` its parts that are carried over unchanged. `fewest`: it is proved that fewer rules are not
+    enough."""
 
     rules: tuple[Suggested, ...]
     roles: Mapping[str, tuple[str, ...]]
@@ -61,13 +64,14 @@ class Suggestion(NamedTuple):
     carried: Carried = NOTHING_CARRIED
 
     def bare(self) -> Self:
-        """Returns the same rules without terms and without carried-over parts: their meaning for known names."""
+        """Returns the same rules without terms and without carried-over parts, for `prove`."""
         rules = tuple(rule._replace(terms=PLAIN) for rule in self.rules)
         return self._replace(rules=rules, carried=NOTHING_CARRIED)
 
 
 def suggest(evidence: UsageEvidence, known: Known, present: Present, *, widen: int = 0) -> Suggestion:
-    """Returns the suggestion for the recorded use. With `widen`, a pattern may match that many unused known objects."""
+    """Returns the suggestion for the recorded use. `widen` is the number of unused known objects that a pattern may
+    match. Removes from the evidence the uses that cannot be suggested (`grouped`)."""
     source = present.source
     groups = grouped(evidence, source)
     shaper = RuleShaper(known, frozenset(present.roles), frozenset(present.sets), widen)
@@ -86,7 +90,8 @@ def suggest(evidence: UsageEvidence, known: Known, present: Present, *, widen: i
 
 
 def _under(terms: Terms, drafts: list[RuleDraft]) -> list[RuleDraft]:
-    """Returns the drafts with their terms. A limit counts one rule, all parts of which have the same actions."""
+    """Returns the drafts with their terms. A limit counts the calls of one rule, so drafts with the same limit become
+    parts of one rule, all with the same actions."""
     if terms.limit is None or len(drafts) < 2:
         return [replace(draft, terms=terms) for draft in drafts]
     actions = tuple(sorted({action for draft in drafts for action in draft.actions}))
@@ -103,7 +108,8 @@ def _order(draft: RuleDraft) -> tuple[int, list[str], list[str]]:
 
 
 def _parts(triples: list[Triple], widen: int) -> list[list[Triple]]:
-    """Splits the triples into parts to be covered separately: a wide pattern may span all except `anonymous`."""
+    """Splits the triples into parts that are covered separately. With `widen`, only those of `anonymous` are separate,
+    because a pattern may match objects of several components."""
     if not widen:
         return components(triples, lambda subject: subject == ANONYMOUS)
     parts = [[t for t in sorted(triples) if (t.subject == ANONYMOUS) is alone] for alone in (False, True)]
@@ -179,19 +185,21 @@ def _rule(draft: RuleDraft, id_: str, subject: str, obj: str, by_subject: _BySub
 
 
 def _cited(traces: Iterable[Trace]) -> tuple[str, ...]:
-    """Returns up to three decisions, of different triples as far as possible."""
+    """Returns up to MAX_CITED decisions, of different triples as far as possible."""
     ranks = zip_longest(*(trace.decisions for trace in traces), fillvalue="")
     return tuple(dict.fromkeys(decision for rank in ranks for decision in rank if decision))[:MAX_CITED]
 
 
 def role_name(members: Names, taken: set[str]) -> str:
-    """Returns `role:payments-agents` for nhi:payments-ledger and nhi:payments-refunds; otherwise `role:suggested-1`."""
+    """Returns a free name for a role: `role:payments-agents` for nhi:payments-ledger and nhi:payments-refunds,
+    `role:suggested-1` for members with nothing in common. Adds it to `taken`."""
     stem, what = _in_common([name.partition(":")[2] for name in members]), _what(members, _MEMBERS, "principals")
     return _free("role:", _joined(stem, what), taken)
 
 
 def set_name(objects: Names, subject: str, taken: set[str]) -> str:
-    """Returns `set:github-get` for tools with that prefix, `set:planner-tools` for a subject's various tools."""
+    """Returns a free name for a set: `set:github-get` for tools with that prefix on one server, `set:planner-tools` for
+    various tools of a subject. Adds it to `taken`."""
     rests = [name.partition(":")[2] for name in objects]
     what = _what(objects, _THINGS, "objects")
     servers = {rest.partition("/")[0] for rest in rests}
@@ -202,7 +210,8 @@ def set_name(objects: Names, subject: str, taken: set[str]) -> str:
 
 
 def rule_id(draft: RuleDraft, subject: str, obj: str, taken: set[str]) -> str:
-    """Returns `suggested-<subject>-<object>`, with a digest of the rule's content if that is long or not unique."""
+    """Returns `suggested-<subject>-<object>`, with a digest of the rule's content if that is too long or taken. Adds it
+    to `taken`."""
     thing = _slug(obj.partition(":")[2].replace("*", "")) or "all"
     who = _slug(subject.partition(":")[2]) or subject
     stem = f"{SUGGESTED}-{who.removeprefix(f'{SUGGESTED}-')}-{thing.removeprefix(f'{who}-')}"

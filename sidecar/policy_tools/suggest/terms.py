@@ -1,9 +1,10 @@
 """Finds the parts of the present policy that a suggestion uses: roles and sets, deny rows, and the terms of its rows.
 
 Terms are a condition, a limit, an expiry and an approval. Each recorded use takes the present terms of the rows that
-decided it or, if none of these rows exists any more, those of every row that allows it today. A suggestion is therefore
-always inside a row of the present policy, with all its requirements. A row with a limit counts every call that it
-matches, and one with an approval demands it even if another row allows the call without: such rows are always included.
+decided it or, if none of them allows it any more, those of every row that allows it today. With a present policy, a
+suggestion is therefore always inside rows of that policy, with all their requirements. A row with a limit counts every
+call that it matches, and one with an approval demands it even if another row allows the call without: such rows are
+always included.
 """
 
 from collections import Counter
@@ -21,14 +22,14 @@ from sidecar.policy_tools.diff.terms import actions_of, approvable_actions, plac
 from sidecar.policy_tools.suggest.evidence import KINDS, Trace, Triple, UsageEvidence
 from sidecar.vocabulary import ANONYMOUS, DELEGATE, ApprovalTerms, PermissionKind, RuleRef
 
-GONE = "gone"  # the count of calls that no row allows now
+GONE = "gone"  # the name of the count of calls that no row allows now
 SPLIT_LIMIT = "one limit counts rows for several roles of tokens"
 APPROVED = "it needed a person's approval, and without the present policy it is not known whose"
 
 
 class Terms(NamedTuple):
-    """A row's requirements in addition to subject, object and action. `of` is the rule whose calls a limit counts
-    together."""
+    """A row's requirements in addition to subject, object and action. `of` is the id of the rule whose calls the limit
+    counts together, "" without a limit."""
 
     when: str = ""
     expires_at: float | None = None
@@ -43,8 +44,8 @@ class Terms(NamedTuple):
         return self[:5]
 
     def within(self, other: Self) -> bool:
-        """Whether a row with the other terms, and no limit or approval, allows everything that a row with these terms
-        allows."""
+        """Whether a row with the other terms allows everything that a row with these terms allows. False if either has
+        a limit or an approval."""
         if self.approval is not None or other.approval is not None:
             return False
         lasts = other.expires_at is None or (self.expires_at is not None and self.expires_at <= other.expires_at)
@@ -56,14 +57,15 @@ PLAIN = Terms()
 
 @dataclass(slots=True)
 class Backed:
-    """Uses under the same terms, and the present rows behind them, by subject; without rows, there is no upper
-    bound."""
+    """Uses with the same terms, and the rows of the present policy that allow them, by subject. Without a present
+    policy there are no rows, and a pattern has no upper bound."""
 
     triples: list[Triple] = field(default_factory=list)
     rows: dict[str, set[RuleRef]] = field(default_factory=dict)
 
     def holds(self, pattern: str, subjects: Iterable[str], actions: Collection[str]) -> bool:
-        """Whether present rows allow everything that a pattern matches, including objects that do not exist yet."""
+        """Whether, for each of the subjects, one present row allows these actions on everything that a pattern matches,
+        including objects that do not exist yet; true without rows."""
         return not self.rows or all(
             any(covers(row.object, pattern) and actions_of(row.actions).issuperset(actions) for row in self.rows[name])
             for name in subjects
@@ -74,6 +76,8 @@ Groups = Mapping[PermissionKind, Mapping[Terms, Backed]]
 
 
 class Backing:
+    """Finds the rows of the present policy that allow a recorded use."""
+
     def __init__(self, source: PolicySource) -> None:
         self._source = source
         self._rows: dict[tuple[PermissionKind, str], list[RuleRef]] = {}
@@ -85,7 +89,8 @@ class Backing:
                 self._rows.setdefault((rule.kind, key), []).append(rule)
 
     def terms_of(self, triple: Triple, trace: Trace) -> dict[Terms, set[RuleRef]]:
-        """Returns the terms of a use, each with the rows that have them; empty if no row allows it today."""
+        """Returns the terms of a use, each with the rows that have them, without terms that others include; empty if no
+        row allows the use today."""
         held = {
             rule: terms
             for rule in self._about(triple.kind, triple.object)
@@ -106,7 +111,8 @@ class Backing:
         }
 
     def _terms(self, rule: RuleRef, triple: Triple) -> Terms | None:
-        """Returns a row's terms, with the role if only a token can grant it; None if the row does not match the use."""
+        """Returns a row's terms, with the role in the condition if only a token can grant it; None if the row does not
+        match the use, or has no column for that condition."""
         if triple.action not in actions_of(rule.actions):
             return None
         when = rule.when
@@ -137,8 +143,8 @@ class Backing:
 
 
 def grouped(evidence: UsageEvidence, source: PolicySource | None) -> Groups:
-    """Groups the use by terms. Uses that no row allows now are removed from the evidence, unless they passed without a
-    row."""
+    """Groups the use by terms. Removes from the evidence, and counts there, the uses that no row allows now, unless
+    they passed without a row; without a present policy, those that needed an approval."""
     groups: dict[PermissionKind, dict[Terms, Backed]] = {}
     backing = Backing(source) if source else None
     for triple, trace in list(evidence.traces.items()):
@@ -160,7 +166,8 @@ def grouped(evidence: UsageEvidence, source: PolicySource | None) -> Groups:
 
 
 def _countable(groups: Mapping[Terms, Backed], evidence: UsageEvidence) -> Iterator[tuple[Terms, Backed]]:
-    """Yields the groups without uses whose limit cannot be counted like today: parts of a rule differ in names only."""
+    """Yields the groups without uses whose limit could not be counted like today, which are left out: one limit counts
+    uses with different terms, but the parts of a rule differ only in names."""
     of = Counter(terms.of for terms in groups if terms.of)
     lost = {triple for terms, backed in groups.items() if of[terms.of] > 1 for triple in backed.triples}
     for triple in sorted(lost):
@@ -173,7 +180,7 @@ def _countable(groups: Mapping[Terms, Backed], evidence: UsageEvidence) -> Itera
 
 
 class Carried(NamedTuple):
-    """The unchanged parts of the present policy: deny rows, and (member, container) links."""
+    """The parts of the present policy that a suggestion repeats: deny rows, and (member, container) links."""
 
     denies: tuple[RuleRef, ...] = ()
     roles: tuple[tuple[str, str], ...] = ()
@@ -184,7 +191,8 @@ NOTHING_CARRIED = Carried()
 
 
 def carried(source: PolicySource, conditions: Iterable[str]) -> Carried:
-    """Returns every deny row, and the roles and sets that these rows and some conditions need."""
+    """Returns every deny row that is not a shadow rule, and the roles and sets that these rows and `conditions`
+    need."""
     found = {(r.id, r.subject, r.object): r for r in source.own_rules if r.effect == "deny" and not r.shadow}
     denies = tuple(found.values())
     texts = {*conditions, *(rule.when for rule in denies)} - {""}
@@ -214,8 +222,9 @@ def _links(parents: Mapping[str, tuple[str, ...]], containers: set[str]) -> Iter
 
 @dataclass(frozen=True, slots=True)
 class Present:
-    """`roles` and `sets` by members; `taken` are all names of roles, sets and rules; `asking` are the ids of rules with
-    terms, and `source` is the policy itself, whose terms a suggestion preserves."""
+    """What a suggestion uses of the present policy. `roles` and `sets` are names by members; `taken` are all names of
+    roles, sets and rules; `asking` are the ids of rules with terms; `columns` are those of rows by kind; `source` is
+    the policy itself, None if there is none."""
 
     roles: Mapping[frozenset[str], str] = field(default_factory=dict)
     sets: Mapping[frozenset[str], str] = field(default_factory=dict)
@@ -226,7 +235,8 @@ class Present:
 
     @classmethod
     def of(cls, source: PolicySource) -> Self:
-        """Reads a loaded policy. Tokens may also grant roles with a slash, so their members are unknown."""
+        """Reads a loaded policy. A role with a slash is not used again: tokens may grant it, so its members are
+        unknown."""
         taken = {name for links in (source.roles, source.sets) for above in links.parents.values() for name in above}
         taken.update(name for rule in source.own_rules for name in (rule.id, rule.subject, rule.object))
         asks = (
@@ -243,7 +253,8 @@ class Present:
 
 
 def _by_contents(links: RoleLinks, fit: Callable[[str], bool]) -> dict[frozenset[str], str]:
-    """Returns names by direct and indirect members. Of two with the same members, the first by name."""
+    """Returns the names of roles or sets by their direct and indirect members; of two with the same members, the first
+    in the order of names."""
     found: dict[frozenset[str], str] = {}
     for name, contents in sorted(links.contents().items()):
         exact = frozenset(each for each in contents if not each.startswith(("role:", "set:")))

@@ -1,4 +1,5 @@
-"""Verifies that a suggestion allows exactly the recorded use. Nothing is printed before this holds.
+"""Verifies that a suggestion allows exactly the recorded use, and what it reports as widened. Nothing is printed
+before.
 
 The rules, roles and sets that `load_policy` reads are expanded over all known names, and compared with the evidence.
 """
@@ -15,11 +16,12 @@ from sidecar.policy_tools.suggest.suggestion import Suggestion
 
 
 class ProofFailed(Exception):
-    """The suggestion does not have the intended meaning: a bug in the tool."""
+    """The suggestion does not have the intended meaning, which is a bug in the tool."""
 
 
 def read_back(files: Mapping[str, str], models: Path, suggestion: Suggestion) -> None:
-    """Checks the terms and denies of `files`. Raises ProofFailed, and PolicyError if they are not a valid policy."""
+    """Checks the terms and the deny rows of `files`. Raises ProofFailed if they are not those of the suggestion,
+    PolicyError if the files are not a valid policy."""
     source = _loaded(files, models)
     said = {(rule.id, rule.terms.stated) for rule in suggestion.rules}
     rules = [rule for rule in source.rules if rule.effect == "allow"]
@@ -30,8 +32,9 @@ def read_back(files: Mapping[str, str], models: Path, suggestion: Suggestion) ->
 
 
 def prove(files: Mapping[str, str], models: Path, suggestion: Suggestion, evidence: UsageEvidence, known: Known) -> int:
-    """Checks that `files`, which contain no terms, allow the right cells. Returns the number of cells. Raises
-    ProofFailed with the first wrong one, and PolicyError."""
+    """Checks that `files`, of a suggestion without terms, allow exactly the used and the widened triples. Returns the
+    number of triples that were compared. Raises ProofFailed with the first wrong one, PolicyError if the files are not
+    a valid policy."""
     widened = {
         Triple(rule.kind, *cell)
         for rule in suggestion.rules
@@ -53,7 +56,8 @@ def _loaded(files: Mapping[str, str], models: Path) -> PolicySource:
 
 
 def _allowed(source: PolicySource, known: Known) -> set[Triple]:
-    """Returns every cell over known names that some rule of a policy without deny rows and conditions matches."""
+    """Returns every triple of known names that some rule matches. Raises ProofFailed for a rule that is not a plain
+    allow row."""
     members, elements = source.roles.contents(), source.sets.contents()
     allowed: set[Triple] = set()
     for rule in source.rules:

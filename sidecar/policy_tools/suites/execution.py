@@ -1,7 +1,7 @@
 """Runs one policy test.
 
-The serving engine decides. A `repeat` also uses the serving limiter, over a store in memory that only this test uses,
-on a clock that advances only between calls; it takes no real time, and tests do not affect each other.
+The engine that serves calls decides. A test about limits also uses their limiter, over a store in memory that only this
+test uses, on a clock that advances only between calls; it takes no real time, and tests do not affect each other.
 
 For coverage, the grounds of an answer are ids of rules:
 
@@ -10,9 +10,9 @@ For coverage, the grounds of an answer are ids of rules:
     condition-false, expired    the allow rules whose condition did not hold or that are expired, and no others
     any                         shadow rules that would have changed it
 
-Rules that failed by condition or expiry are found by the patterns of the built-in models; the engine reports all
-others. A test exercises a rule that is among the grounds of one of the test's answers. A session opened by any grant
-exercises no rule.
+Rules that failed by condition or expiry are found by the matching of the built-in models; the engine reports all
+others. A test exercises the rules that are among the grounds of its answers. The last link of a session call, which any
+grant allows, has no grounds.
 """
 
 from collections import deque
@@ -32,15 +32,16 @@ from sidecar.protocols.mcp.messages import server_question
 from sidecar.vocabulary import Answer, Call, Chain, Decision, Link, PermissionKind, Principal, Question, RuleRef
 
 T = TypeVar("T")
-_FOR_EVER_S = 1e9  # the owner of a slot lives as long as its call; no lease ends before
+_FOR_EVER_S = 1e9  # no lease of a slot ends before its call
 _ONCE = Repeat(times=1)
 
 
 class TestOutcome(NamedTuple):
-    """The outcome. `decision` is the policy's answer to the last call; `allowed`, `reason` and `at` (which call of a
-    repeat was refused, from 1; 0 if none) include limits. `limits` are those that were charged or that were exhausted.
-    `rests_on` are the ids of the rules that led to the answer; `shows` is the content of a list; `waits` is the reason
-    why a call waits for an approval."""
+    """The outcome of a test. `decision` is the policy's answer to the last call, at `now_s`; `allowed`, `reason` and
+    `at` (the number of the refused call, from 1, of a test about limits; otherwise 0) include limits. `limits` are
+    those that the last call was charged to, or that refused it. `rests_on` are the ids of the rules that led to the
+    answer, if they are needed; `shows` are the names in a list, None for a call; `waits` is the reason why a call waits
+    for an approval, otherwise ""."""
 
     allowed: bool
     decision: Decision
@@ -58,7 +59,7 @@ class TestOutcome(NamedTuple):
 
 
 class CoveredRules(NamedTuple):
-    """How much of a policy was exercised, by ids of rules. `missing` are in the order of files and lines."""
+    """How many rules of a policy were exercised, by id. `missing` are the others, in the order of files and lines."""
 
     rules: int
     exercised: int
@@ -66,7 +67,7 @@ class CoveredRules(NamedTuple):
 
     @property
     def percent(self) -> float:
-        """Returns 0 to 100; 100 if there is nothing to exercise."""
+        """From 0 to 100; 100 if there is no rule."""
         return 100.0 * self.exercised / self.rules if self.rules else 100.0
 
 
@@ -79,8 +80,8 @@ def covered(rules: Iterable[RuleRef], exercised: frozenset[str]) -> CoveredRules
 
 @dataclass(slots=True)
 class TestBench:
-    """Runs tests. `now_s` is the time of tests without one; `known` has, for lists without a catalogue, the names by
-    prefix (`tool:github/`); `exercised` collects the rules that led to answers, if coverage is requested."""
+    """Runs tests. `now_s` is the time of tests without one; `known` are the entries of lists without a catalogue, by
+    prefix (`tool:github/`); `exercised` collects the ids of the rules that led to answers, None without coverage."""
 
     engine: Engine
     source: PolicySource
@@ -100,8 +101,8 @@ class TestBench:
         return self.now_s if test.now_s is None else test.now_s
 
     def _grounds(self, test: PolicyTest, decision: Decision, now_s: float) -> frozenset[str]:
-        """Returns the rules that led to the answer. Only computed for coverage, because it can take as long as the
-        answer."""
+        """Returns the ids of the rules that led to the answer; none unless coverage or the test needs them, because
+        finding them can take as long as the answer."""
         if self.exercised is None and test.expect.rule is None:
             return frozenset()
         found = self.rests_on(decision, test.chain, now_s, session=test.session or test.listing is not None)
@@ -110,7 +111,8 @@ class TestBench:
         return found
 
     def _repeat(self, test: PolicyTest, question: Question) -> TestOutcome:
-        """Makes all calls, or stops at the first that is refused; also by limits, if the test is about them."""
+        """Makes all calls, but stops at the first that is refused. Limits are charged only if the test is about them:
+        it has a `repeat`, or expects `limits`."""
         repeat, start_s = test.repeat or _ONCE, self._time_of(test)
         limited = test.repeat is not None or test.expect.limits is not None
         ledger, ask = _Ledger(repeat.takes), self.engine.enter if test.session else self.engine.decide
@@ -140,7 +142,7 @@ class TestBench:
         return "; ".join(dict.fromkeys(f"{rule.id} demands {_demand(rule)}" for rule in decision.approvals))
 
     def _list(self, test: PolicyTest, listing: ListExpectation) -> TestOutcome:
-        """Decides the list itself as a session call, then each entry like the proxy."""
+        """Decides the list itself as a session call, then each entry as the sidecar does when it filters a list."""
         now_s = self._time_of(test)
         asked = server_question(listing.server, f"{listing.member}/list")
         decision = self.engine.enter(test.chain, asked, now_s)
@@ -158,13 +160,14 @@ class TestBench:
             return False
         shown = self.engine.may_list(test.chain, question, now_s)
         if self.exercised is not None:
-            # A list has no deciding rules; those of the call without arguments are used if its answer is the same.
+            # An entry has no deciding rules; those of its call without arguments count if its answer is the same.
             decision = self.engine.decide(test.chain, question, now_s)
             if decision.allowed is shown:
                 self.exercised |= self.rests_on(decision, test.chain, now_s)
         return shown
 
     def rests_on(self, decision: Decision, chain: Chain, now_s: float, *, session: bool = False) -> frozenset[str]:
+        """Returns the grounds of an answer, as ids of rules."""
         if decision.allowed:
             links = [link for at, link in enumerate(decision.links) if not (session and at == len(chain) - 1)]
             rules = [rule for link in links for rule in link.rules if rule.effect == "allow"]
@@ -176,8 +179,8 @@ class TestBench:
         return frozenset((*decision.would_deny, *decision.would_allow, *(rule.id for rule in rules)))
 
     def _wavering(self, link: Link, principal: Principal, now_s: float) -> Iterator[RuleRef]:
-        """Yields the allow rules that match a denied link in everything except condition or expiry, if that is the
-        reason."""
+        """Yields the allow rules that match a denied link except for their condition or expiry, if that is the reason
+        of the denial."""
         if link.reason not in (Reason.CONDITION_FALSE, Reason.EXPIRED):
             return
         if self._wavering_by is None:  # the allow rules with a condition or an expiry, by subject; patterns under "*"
@@ -201,8 +204,8 @@ def _demand(rule: RuleRef) -> str:
 
 @dataclass(slots=True)
 class _Ledger:
-    """The limits of one test. A call holds its slots and maximum cost for `takes_s`; afterwards its declared cost
-    counts."""
+    """The counters of one test. A call holds its slots, and reserves its maximum cost, for `takes_s`; then its cost by
+    budgets.yaml is charged."""
 
     takes_s: float
     limits: tuple[str, ...] = ()
@@ -215,8 +218,8 @@ class _Ledger:
         self.store = MemoryCounters(lambda: self.now_s, lease_s=_FOR_EVER_S, remember_s=_FOR_EVER_S)
 
     def take(self, plan: LimitPlan, now_s: float) -> Refusal | None:
-        """Charges a call. Returns its refusal by a spent limit. `limits` are then those that refuse, otherwise all
-        charged ones."""
+        """Charges a call. Returns its refusal if a limit is spent, otherwise None. `limits` are then those that refuse
+        it, otherwise all that it is charged to."""
         self.now_s = now_s
         while self.held and self.held[0][0] <= now_s:
             _, ended, ended_id = self.held.popleft()
@@ -248,6 +251,7 @@ def _result(step: Coroutine[Any, Any, T]) -> T:
 
 
 def known_names(objects: Iterable[str]) -> Mapping[str, Sequence[str]]:
+    """Returns the names of the exact objects on servers, sorted, by prefix (`tool:github/`)."""
     found: dict[str, list[str]] = {}
     for name in sorted(objects):
         server, slash, rest = name.partition("/")

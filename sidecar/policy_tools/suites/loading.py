@@ -1,7 +1,7 @@
 """Reads policy test files.
 
-Every file under the folder is a test file or a fault, so that a mistyped file name does not silently skip a test. Names
-that begin with `.` are skipped (Kubernetes' `..data`), and links are followed only inside the folder.
+Every file under a folder is a test file or a fault, so that a mistyped file name does not silently skip a test. Names
+that begin with `.` are skipped (such as Kubernetes' `..data`), and a link that leads out of the folder is a fault.
 
     T001   cannot be read, or is not there     T002   no test file has this name     T003   too much
 """
@@ -19,7 +19,7 @@ from sidecar.vocabulary import Chain, Principal, Question
 
 MAX_FILES = 4096
 MAX_TESTS = 100_000
-MAX_CALLS = 1_000_000  # of all tests together, including repeats and entries: about ten seconds of work
+MAX_CALLS = 1_000_000  # of all tests together, with repeats and entries of lists: about ten seconds of work
 SUFFIXES = (".yaml", ".yml")
 
 
@@ -29,7 +29,7 @@ class SuitePlace(NamedTuple):
 
 
 class ListExpectation(NamedTuple):
-    """A list to test. `names` are all possible entries; None if no catalogue defines them."""
+    """A list to test. `names` are all possible entries; None if the file has no catalogue of the server."""
 
     server: str
     member: Member
@@ -37,7 +37,8 @@ class ListExpectation(NamedTuple):
 
 
 class PolicyTest(NamedTuple):
-    """One test, ready to run. It has a `question` or a `listing`; `now_s` is in seconds since the epoch."""
+    """One test, ready to run. It has a `question` or a `listing`; `now_s` is in seconds since the epoch, None for the
+    time of the run; `skip` is the reason why it is not run, "" for none."""
 
     suite: str
     name: str
@@ -55,7 +56,7 @@ class PolicyTest(NamedTuple):
 
     @property
     def times(self) -> int:
-        """The number of its questions, as far as the file determines it."""
+        """The number of its questions; 1 for a list whose entries the file does not define."""
         if self.listing is not None and self.listing.names is not None:
             return len(self.listing.names)
         return self.repeat.times if self.repeat else 1
@@ -71,7 +72,8 @@ class PolicySuite(NamedTuple):
 
 
 def read_suites(paths: Sequence[Path], *, inside: Path | None = None) -> list[PolicySuite]:
-    """Reads suites of files and folders. Links must not lead out of these, or of `inside`. Raises PolicyError."""
+    """Reads the suites in files and folders. Links must not lead out of a folder, and the paths not out of `inside`.
+    Raises PolicyError with every fault."""
     suites: list[PolicySuite] = []
     faults = [fault for path in paths if inside is not None and (fault := leading_out(path, inside)) is not None]
     for file in _files([] if faults else paths, faults):
@@ -101,7 +103,7 @@ def _files(paths: Sequence[Path], faults: list[Fault]) -> list[Path]:
 
 
 def _walk(folder: Path, faults: list[Fault]) -> Iterator[Path]:
-    """Yields files under the folder, ordered by name. A folder already visited (through a link upwards) is skipped."""
+    """Yields the files under a folder, ordered by name. A folder that was visited before, by a link, is skipped."""
     entered: set[tuple[int, int]] = set()
     todo = [folder]
     while todo:

@@ -10,13 +10,14 @@ from sidecar.policy_tools.suites.execution import CoveredRules, TestOutcome
 from sidecar.policy_tools.suites.suite import SuiteReport, TestResult, answer_in_words
 from sidecar.vocabulary import Link
 
-MAX_TOLD = 100  # failures that are shown in full: more than this usually have one cause
+MAX_TOLD = 100  # failures that are shown in full; more than this usually have one cause
 MAX_MISSING = 200  # rules that no test exercises, one per line
 _MARKS = {"passed": "PASS", "failed": "FAIL", "skipped": "SKIP"}
 
 
 def text(report: SuiteReport, took_s: float, *, verbose: bool = False) -> Iterator[str]:
-    """Yields the report line by line: failures and skipped tests, then the figures. `verbose`: every test."""
+    """Yields the report line by line: failures and skipped tests (if `verbose`, every test), coverage, and the
+    figures."""
     told = 0
     for result in report.results:
         if result.outcome == "passed" and not verbose:
@@ -113,7 +114,7 @@ def _got_data(got: TestOutcome) -> dict[str, Any]:
 
 
 def junit(report: SuiteReport, took_s: float) -> bytes:
-    """Returns the document. It has one test suite for each file with a test to run."""
+    """Returns the XML document. It has one test suite for each file with a selected test."""
     root = ElementTree.Element("testsuites", {"name": "sidecar policy test", **_counts(report.results, took_s)})
     for file, together in groupby(report.results, key=lambda result: result.test.place.span.file):
         results = tuple(together)

@@ -18,7 +18,7 @@ from sidecar.policy_tools.suites.loading import PolicySuite, PolicyTest, read_su
 from sidecar.vocabulary import RuleRef
 
 FOLDER = "tests"
-MAX_FAULTS = 50  # of a self-test: they go into a log and a banner
+MAX_FAULTS = 50  # failed tests that a self-test reports, in a log and a banner
 _SHOWN_NAMES = 10
 
 Outcome = Literal["passed", "failed", "skipped"]
@@ -26,7 +26,8 @@ OnEach = Callable[[int, int], None]
 
 
 class TestResult(NamedTuple):
-    """The result of one test. `problems` are the differences from the expectation; `hint` suggests a correction."""
+    """The result of one test. `got` is None if it was skipped. `problems` are the differences from the expectation;
+    `hint` suggests a correction, "" for none."""
 
     test: PolicyTest
     got: TestOutcome | None = None
@@ -42,7 +43,7 @@ class TestResult(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SuiteReport:
-    """The results of a run, in the order of files, and the rules exercised, if coverage was requested."""
+    """The results of a run, in the order of files, and the rules that were exercised, None without coverage."""
 
     suites: tuple[PolicySuite, ...]
     results: tuple[TestResult, ...] = field(repr=False)
@@ -67,9 +68,9 @@ def run_suites(
     coverage: bool = False,
     on_each: OnEach = lambda done, of: None,
 ) -> SuiteReport:
-    """Runs the selected tests. `now_s` is the time of those without one; `on_each` receives the number of finished
-    tests and the total."""
-    own = replace(budgets)  # a copy: plans cached here are of no use to the server
+    """Runs the `wanted` tests. `now_s` is the time of those without one, in seconds since the epoch; `on_each` is
+    called after each test with the number of finished ones and the total."""
+    own = replace(budgets)  # a copy, so that the server does not hold plans of tests in its cache
     bench = TestBench(engine, source, own, now_s, exercised=set() if coverage else None)
     objects: frozenset[str] | None = None
     chosen = [(suite, [test for test in suite.tests if wanted(test)]) for suite in suites]
@@ -90,8 +91,9 @@ def run_suites(
 def self_test(
     engine: Engine, source: PolicySource, policies: Path, budgets: Budgets, *, now_s: float | None = None
 ) -> list[Fault]:
-    """Returns the faults that prevent this policy from being used: faults in its test files, or T201 for each failed
-    test, at its `expect`. [] if all tests pass, or there are none. Skipped tests prevent nothing."""
+    """Returns the faults that prevent this policy from being used: faults in its test files, or T201 at the `expect` of
+    each of the first MAX_FAULTS failed tests; [] if no test fails. Skipped tests prevent nothing. `now_s` is the time
+    of tests without one, None for the present."""
     folder = policies / FOLDER
     if not folder.exists():
         return []
@@ -104,6 +106,7 @@ def self_test(
 
 
 def fault_of(result: TestResult) -> Fault:
+    """Returns the fault T201 of a failed test."""
     test = result.test
     span, source = test.expects_at
     message = f'the test "{test.name}" fails: {"; ".join(result.problems)}'
@@ -152,7 +155,8 @@ def _some(names: Iterable[str]) -> str:
 
 
 def answer_in_words(got: TestOutcome) -> str:
-    """Returns `allow`, `deny (rate-limited, call 121)`, or `approval (user:bob does not have role:oncall)`."""
+    """Returns the answer in words: `allow`, `deny (rate-limited, call 121)`, or `approval (user:bob does not have
+    role:oncall)`."""
     if got.allowed:
         return "allow"
     if got.waits:

@@ -1,10 +1,10 @@
 """The schema of policy test files.
 
 The schema is strict: mistyped, impossible or contradictory content is a fault at its place, because a test that
-silently asks another question is worse than none. `WrittenTest.asked` is the question in the form of the proxy. Names
+silently asks another question is worse than none. `WrittenTest.asked` returns the question that a call would ask. Names
 are read by the grammar of rows, so that a test can ask about everything that a rule can name.
 
-    T101   a name that occurs twice          T105   a reason that no test can see
+    T101   a name that occurs twice          T105   a reason that no test can have
     T102   a principal, role or chain        T106   a time
     T103   an action                         T107   keys that contradict each other
     T104   an object or a name in a list
@@ -32,7 +32,7 @@ from sidecar.vocabulary import ANONYMOUS, Question
 MAX_TESTS_PER_FILE = 20_000
 MAX_REPEATS = 100_000
 MAX_NAMES = 5_000
-MAX_CHAIN = 10  # a subject, eight actors and a workload: no credential proves a longer chain
+MAX_CHAIN = 10  # a subject, eight actors and a workload: no longer chain can be authenticated
 
 Member = Literal["tools", "prompts", "resources"]
 
@@ -46,7 +46,7 @@ _REASONS = tuple(reason.value for reason in (*POLICY_REASONS, *BY_LIMITS))
 
 
 class AnyOf:
-    """The short forms of a value in the JSON Schema."""
+    """Adds the short forms of a value to the JSON Schema."""
 
     def __init__(self, *short: JsonSchemaValue) -> None:
         self._short = short
@@ -110,7 +110,7 @@ def _reason(text: str) -> str:
 
 
 def _expected(value: object) -> object:
-    """Expands the short forms: a text is a decision, a list is the names shown."""
+    """Expands the short forms: a text is a decision, a list has the names that are shown."""
     if isinstance(value, str):
         return {"decision": value}
     return {"decision": "allow", "shows": value} if isinstance(value, list) else value
@@ -239,7 +239,7 @@ class WrittenTest(Section):
         return self.action in _SESSION
 
     def asked(self) -> Question:
-        """Returns the question of a call. Raises Refusal if the proxy would reject the call as malformed."""
+        """Returns the question that the call asks. Raises Refusal if the sidecar would refuse the call as malformed."""
         kind, _, rest = (self.calls or "").partition(":")
         action = self.action or ACTION_ON[kind]
         if kind == "nhi":
@@ -375,5 +375,5 @@ class SuiteFile(Section):
 
 
 def listed_question(member: str, server: str, name: str) -> Question | None:
-    """Returns the question about using an entry of a list; None for a name that no entry can have."""
+    """Returns the question of using an entry of a list by its name or URI; None for one that no call can name."""
     return messages.entry_question(member, server, {"uri" if member == "resources" else "name": name})
