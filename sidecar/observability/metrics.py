@@ -1,7 +1,7 @@
 """The metric series of the sidecar: each is declared here once, in `Metrics`.
 
 Label values come from the settings, from the tools that servers list, or from closed sets; any other becomes `other`,
-so that callers cannot create series (threats O7). The number of series is bounded too, and any excess is counted.
+so that callers cannot create series. The number of series is bounded too, and any excess is counted.
 """
 
 from __future__ import annotations

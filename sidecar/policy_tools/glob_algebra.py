@@ -2,8 +2,7 @@
 
 Patterns have one kind of wildcard (`*`, any run of characters) and match whole names. They run together as small
 automata over the characters that they name and one or two that represent all others, within a `GlobShape`: the grammar
-of names of one kind (CONTRACT 1.1, 1.2). The search is breadth first and exact: no result means that no such name
-exists.
+of names of one kind. The search is breadth first and exact: no result means that no such name exists.
 """
 
 import re

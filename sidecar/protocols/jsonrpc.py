@@ -20,12 +20,11 @@ from sidecar.errors import Reason, Refusal
 
 PARSE_ERROR, INVALID_REQUEST, METHOD_NOT_FOUND, INVALID_PARAMS = -32700, -32600, -32601, -32602
 
-MAX_DEPTH = 32  # threats P8; MCP's own messages reach a depth of seven
-MAX_KEYS = 10_000  # threats P8
-MAX_VALUES = 100_000  # later steps (schema, digest) take microseconds for each value (threats I11)
+MAX_DEPTH = 32  # MCP's own messages reach a depth of seven
+MAX_KEYS = 10_000
+MAX_VALUES = 100_000  # later steps (schema, digest) take microseconds for each value
 MAX_ANSWER_DEPTH = 100  # of an upstream's answer; some clients cannot parse much deeper nesting
-# Of an upstream's answer. Each value takes up to 100 bytes, and up to 0.25 us, in which no other request runs (threats
-# I11).
+# Of an upstream's answer. Each value takes up to 100 bytes, and up to 0.25 us, in which no other task runs.
 MAX_ANSWER_VALUES, MAX_ANSWER_KEYS = 200_000, 100_000
 MAX_ID_CHARS = 256
 INT64_MIN, UINT64_MAX = -(2**63), 2**64 - 1  # integers up to 64 bits pass unchanged
@@ -160,8 +159,7 @@ def request_id_in(envelope: object) -> Id | None:
 def parse_json(
     raw: bytes, *, max_depth: int = MAX_DEPTH, max_keys: int = MAX_KEYS, max_values: int = MAX_VALUES
 ) -> Any:
-    """One JSON value, parsed as strictly as CONTRACT 2 and threats P1-P9 require. Raises Refusal(MALFORMED_CALL) for
-    any other bytes."""
+    """One JSON value, parsed strictly, as the module describes. Raises Refusal(MALFORMED_CALL) for any other bytes."""
     # A body of at most `max_keys` bytes has no room for too many keys or values. Removing brackets, up to the bound,
     # shortens the body by their number; that takes a third of the time of counting them. As in `parse_answer`.
     over = max_depth + 1
@@ -243,7 +241,7 @@ def spellings(known: Iterable[str]) -> Spellings:
 
 def refuse_variants(keys: Iterable[str], known: Spellings, where: str) -> None:
     """Raises Refusal(MALFORMED_CALL) if two keys of one object differ only in case, or a key differs only in case from
-    a known one (threats P2). `where` names the object."""
+    a known one. `where` names the object."""
     seen = set()
     for key in keys:
         fold = key.casefold()

@@ -1,9 +1,9 @@
 """Finds text that looks like a secret.
 
 Each class has a `Finder`, which finds the spans that begin within a slice of a text. There are two kinds, both fast on
-any text (threats C1): tokens are found by a literal that begins them or is part of them, and each run of characters is
-read once; numbers are short, so each position costs at most their length. A number that only has the shape of its class
-is ignored: cards must pass Luhn's check, bank accounts the check modulo 97.
+any text: tokens are found by a literal that begins them or is part of them, and each run of characters is read once;
+numbers are short, so each position costs at most their length. A number that only has the shape of its class is
+ignored: cards must pass Luhn's check, bank accounts the check modulo 97.
 
     email         local@domain.tld; letters of any script
     card          13 to 19 digits, the first from 2 to 6, whole or in the groups that cards are printed in

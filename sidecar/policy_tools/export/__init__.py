@@ -3,9 +3,9 @@
 The export is a folder for evaluation without a sidecar: for each kind a model and rows that Casbin's own file adapter
 reads, and `enforce.py`, which provides the five functions of the sidecar's models.
 
-That adapter does not support quotes, and interprets brackets and commas (threats K7). Rows therefore contain no
-conditions, only `when:<digest>`, with the texts in conditions.json; the characters `% , ( ) [ ] "` in a name are
-percent-encoded (`%2C`). `enforce.py` reverses both.
+That adapter does not support quotes, and interprets brackets and commas. Rows therefore contain no conditions, only
+`when:<digest>`, with the texts in conditions.json; the characters `% , ( ) [ ] "` in a name are percent-encoded
+(`%2C`). `enforce.py` reverses both.
 
 Shadow rules change nothing and are omitted. Plain pycasbin cannot ask a person, so calls that a row allows only with an
 approval are denied: by a deny row with the same condition, because another row could allow the call. If the condition

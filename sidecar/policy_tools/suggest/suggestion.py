@@ -1,7 +1,7 @@
 """Builds suggestions, cites their records, and names their roles, sets and rules by the common part of their members.
 
 Roles and sets of the present policy with the same members are used again. A new name is none that the present policy
-has, and a new role's name has no slash, because tokens grant such roles (CONTRACT 1.1).
+has, and a new role's name has no slash, because tokens grant such roles.
 """
 
 import re

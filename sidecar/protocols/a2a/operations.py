@@ -1,7 +1,7 @@
 """The operations of A2A and their names in each version and binding.
 
-There is one row for each operation; policy sees the same action for all of its names (CONTRACT 1.4). Sources: A2A 1.0,
-5.3; A2A 0.3, 3.5.6; and the Protocol Buffers of both.
+There is one row for each operation; policy sees the same action for all of its names. Sources: A2A 1.0, 5.3; A2A 0.3,
+3.5.6; and the Protocol Buffers of both.
 """
 
 from __future__ import annotations

@@ -11,8 +11,8 @@ group is set, `?` that "absent" differs from "empty", `!` that a field, or one f
 
 `read` takes untrusted JSON and returns the canonical form: names in camel case, enumerations by their names, bytes in
 padded base64, times in UTC, no unset fields. It refuses a field in both its spellings, two fields of a group, a missing
-required field, an unknown name of an enumeration, and every value of another type (threats P15). Unknown fields are
-dropped, like in ProtoJSON readers, so that the agent never sees them.
+required field, an unknown name of an enumeration, and every value of another type. Unknown fields are dropped, like in
+ProtoJSON readers, so that the agent never sees them.
 """
 
 from __future__ import annotations

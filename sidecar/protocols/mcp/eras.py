@@ -2,7 +2,7 @@
 
 In *session revisions* (2024-11-05 to 2025-11-25), a client sends `initialize` first, and then its `Mcp-Session-Id`. In
 *stateless revisions* (2026-07-28), every body names the revision, and headers mirror the method, the name and some
-arguments. Decisions use the body, and the forwarded headers are made from it (threats P13, P14).
+arguments. Decisions use the body, and the forwarded headers are made from it.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def speaks_stateless(headers: Headers, envelope: object) -> bool:
 
 def check_routing(headers: Headers, message: Request | Notification) -> None:
     """Checks `Mcp-Method` and `Mcp-Name` of a message of a stateless revision. Raises Refusal(HEADER_MISMATCH) if one
-    is missing, occurs twice, or does not match the body (MCP 2026-07-28, threats P13)."""
+    is missing, occurs twice, or does not match the body (MCP 2026-07-28)."""
     method, lines = message.method, headers.get("mcp-method", ())
     if lines != (method,):
         raise _ambiguous("Mcp-Method") if len(lines) > 1 else _mismatch("Mcp-Method does not match the body's method")

@@ -1,7 +1,7 @@
 """Describes the methods of MCP: the policy questions of each, and its possible results.
 
-The tables `METHODS` and `NOTIFICATIONS` are CONTRACT 1.4. A method that is in neither is refused. `eras.py` determines
-the revision of a message.
+A method that is in neither of the tables `METHODS` and `NOTIFICATIONS` is refused. `eras.py` determines the revision of
+a message.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ MAX_ASKED_AT_ONCE = 64  # requests of one result to its client; as many as a ses
 
 
 def call_from(message: Request | Notification, era: Era, version: str, server: str) -> Call:
-    """The call of a message to the upstream `server`, with its questions (CONTRACT 1.4). Raises Refusal: METHOD_UNKNOWN
-    for a method that its kind of revision does not have, MALFORMED_CALL for wrong parameters."""
+    """The call of a message to the upstream `server`, with its questions. Raises Refusal: METHOD_UNKNOWN for a method
+    that its kind of revision does not have, MALFORMED_CALL for wrong parameters."""
     if isinstance(message, Request):
         (request_id, name, params), table = message, METHODS
     else:
