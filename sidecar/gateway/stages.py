@@ -97,7 +97,8 @@ class Stages:
                 plan = NOTHING if charges == "none" else plan.at_creation if charges == "creation" else plan.of_slots
             request.plan = plan
             del now  # a stream that stays open holds no old policy in memory
-            lease = request.lease = self.limiter.reserve(plan, record.decision_id)
+            lease, used = self.limiter.reserve(plan, record.decision_id), None
+            request.lease = lease
             try:
                 if lease.pending:
                     await lease.charge(request.excuse)
@@ -107,8 +108,8 @@ class Stages:
                     record.enforcement = "degraded"
                 marks["limits"] = read_clock()
                 if approval is not None:
-                    await self._decided_by(approval, request)
-                elif not record.enforcement_point:  # a decision for an enforcement point is recorded with its answer
+                    used = await self.approvals.use(approval, request)
+                if not record.enforcement_point:  # a decision for an enforcement point is recorded with its answer
                     await record.decided()  # before the upstream is called
                 marks["audit"] = read_clock()
                 try:
@@ -128,6 +129,8 @@ class Stages:
                         marks["upstream"] = read_clock()
             finally:
                 lease.end()
+                if used is not None and not (record.is_decided or record.done):
+                    await self.approvals.give_back(used)
         finally:
             self.inside -= 1
 
@@ -157,18 +160,6 @@ class Stages:
         if not self.approvals.is_bound(approval, caller, call, again):
             raise Refusal(Reason.APPROVAL_PENDING, "what the policy demands of this call has changed: call again")
         return approval
-
-    async def _decided_by(self, approval: ApprovalRecord, request: CallContext) -> None:
-        """Uses an approval and records the decision. If the record fails, the approval is usable again."""
-        used, record = await self.approvals.use(approval, request), request.record
-        if record.enforcement_point:
-            return
-        try:
-            await record.decided()
-        except Refusal:
-            if not record.is_decided:
-                await self.approvals.give_back(used)
-            raise
 
     def admit(self, request: CallContext) -> None:
         """Raises Refusal for new work while the process is draining or overloaded, or the caller was refused often."""

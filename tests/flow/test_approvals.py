@@ -12,13 +12,21 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from sidecar.admin.decisions import decisions_from
+from sidecar.gateway.approvals import ApprovalState
+from sidecar.gateway.approvals.approval_record import Approver
+from sidecar.gateway.decisions.point import Asking
 from sidecar.policy_tools.policy_location import in_folder
 from sidecar.policy_tools.replay import Candidate, replay
 from sidecar.settings.timestamps import rfc3339
+from sidecar.storage import RecordStoreOut
+from sidecar.vocabulary import Principal
 from tests.flow.causes import full_disk
+from tests.flow.enforcement import NAME, asked_world
 from tests.flow.idp import SETTINGS as IDENTITY, Idp, bearer
 from tests.flow.pairs import pair
-from tests.flow.world import ACCEPT, SESSION, Upstream, World, request, stateless, until, world
+from tests.flow.test_decisions import request_of
+from tests.flow.world import ACCEPT, SESSION, STATELESS, Upstream, World, request, stateless, until, world
 from tests.valkey import Valkey
 
 RULES = """\
@@ -451,6 +459,72 @@ async def test_what_cannot_be_recorded_is_neither_asked_nor_given_nor_used_and_i
         assert running.upstream.calls() == []
         assert (await plain(running))[0] == 200
         assert len(running.upstream.calls()) == 1
+
+
+@pytest.mark.parametrize("reply", ["no reply", "lost"])
+async def test_who_leaves_while_an_approval_is_being_used_or_whose_stores_reply_is_lost_has_not_used_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reply: str
+) -> None:
+    async with asking(tmp_path) as running:
+        await plain(running)
+        await answer(running, "dmitri", "approve")
+        store, taken = running.app.approvals.store, asyncio.Event()
+        replace = store.replace
+
+        async def slow(record: Any) -> bool:
+            await replace(record)
+            taken.set()
+            if reply == "lost":
+                raise RecordStoreOut("timeout")
+            await asyncio.Event().wait()
+            raise AssertionError
+
+        with monkeypatch.context() as patched:
+            patched.setattr(store, "replace", slow)
+            leaving = asyncio.create_task(plain(running))
+            await taken.wait()
+            if reply == "no reply":
+                leaving.cancel()
+            await asyncio.wait({leaving})
+            await until(lambda: running.app.pipeline.stages.inside == 0)
+        assert running.upstream.calls() == []
+        assert (await plain(running))[0] == 200
+        assert (await plain(running))[0] == 202, "it is used once"
+        decided = [record["approval"] for record in running.records() if record["event"] == "decision"]
+        assert len(decided) == len(running.upstream.calls()) == 1
+
+
+async def test_an_approval_that_a_call_alike_has_used_is_not_given_back(tmp_path: Path) -> None:
+    async with asking(tmp_path) as running:
+        await plain(running)
+        await answer(running, "dmitri", "approve")
+        approvals = running.app.approvals
+        (approved,), _ = await approvals.page(None, 1, 0)
+        theirs, mine = (approved._replace(used_by=who).moved(ApprovalState.USED) for who in ("theirs", "mine"))
+        assert await approvals.store.replace(theirs)
+        await approvals.give_back(mine)
+        assert await approvals.store.get(approved.id) == theirs
+        await approvals.give_back(theirs)
+        assert (await plain(running))[0] == 200
+
+
+async def test_a_permit_that_cannot_be_recorded_uses_no_approval(tmp_path: Path) -> None:
+    files = {"policies/roles.csv": ROLES}
+    async with asked_world(tmp_path, rules=RULES, files=files) as (running, keys):
+        point = decisions_from(running.app.pipeline, running.app.settings, dict).point
+        message = stateless("tools/call", {"name": TOOL, "arguments": PATH})
+        headers = {"Mcp-Method": "tools/call", "Mcp-Name": TOOL, "MCP-Protocol-Version": STATELESS}
+
+        async def decided() -> str | None:
+            asked = request_of(message, **headers, **{"X-API-Key": keys["nhi:planner"]})
+            return (await point.decide(asked, Asking("ext_authz", NAME, charge=True)))[0].reason
+
+        assert await decided() == "approval-pending"
+        (one,), _ = await running.app.approvals.page(None, 1, 0)
+        await running.app.approvals.answer(one.name, Approver(Principal("user:dmitri"), "test"), "approve")
+        with full_disk(running):
+            assert await decided() == "audit-unavailable"
+        assert [await decided(), await decided()] == [None, "approval-pending"]
 
 
 async def test_a_principal_has_only_so_many(tmp_path: Path) -> None:

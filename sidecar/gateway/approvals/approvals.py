@@ -151,7 +151,12 @@ class Approvals:
                 used = record._replace(rounds=record.rounds + 1, revision=record.revision + 1)
             else:
                 used = record._replace(used_by=request.record.decision_id).moved(ApprovalState.USED)
-            if not await self.store.replace(used):
+            try:
+                is_used = await self.store.replace(used)
+            except (RecordStoreOut, asyncio.CancelledError):  # it may be stored nevertheless
+                await self.give_back(used)
+                raise
+            if not is_used:
                 raise Refusal(Reason.APPROVAL_PENDING, "the approval was used by another call")
             request.approval = used.next_round
         request.record.approval = used.evidence
@@ -160,10 +165,14 @@ class Approvals:
         return used
 
     async def give_back(self, record: ApprovalRecord) -> None:
-        """Makes an approval usable again whose first decision could not be recorded, so that nothing was executed.
-        Raises RecordStoreOut."""
-        if record.state is ApprovalState.USED and not record.rounds:
-            await self.store.reopen(record._replace(used_by="").moved(ApprovalState.APPROVED), "", 0.0)
+        """Makes an approval usable again whose first decision was not recorded, so that nothing was executed. Without
+        the store it stays used."""
+        if record.state is not ApprovalState.USED or record.rounds:
+            return
+        with suppress(RecordStoreOut):
+            found = await self.store.get(record.id)  # a call alike may have used it first
+            if found is not None and (found.used_by, found.revision) == (record.used_by, record.revision):
+                await self.store.reopen(record._replace(used_by="").moved(ApprovalState.APPROVED), "", 0.0)
 
     async def withdraw(self, name: str, caller: Caller) -> None:
         """Ends the caller's request for approval, for which nothing waits any more, unless it has ended. Raises
