@@ -128,7 +128,7 @@ def private_key_from(path: Path) -> SigningKey:
         if not stat.S_ISREG(mode):
             raise _unusable(path, "is not a regular file")
         if mode & 0o037:  # the group may read, because secrets are mounted this way
-            raise _unusable(path, f"can be read by others (mode {stat.S_IMODE(mode):04o})", f"chmod 600 {path}")
+            raise _unusable(path, f"is open to others (mode {stat.S_IMODE(mode):04o})", f"chmod 600 {path}")
         return read_signing_key(path)
 
 

@@ -72,7 +72,7 @@ def exposure_of(path: Path, mode: int) -> Finding | None:
     if nothing is."""
     if not mode & OPEN_TO_OTHERS:
         return None
-    return Finding(f"{path} can be read by others (mode {stat.S_IMODE(mode):04o})", "S121", f"chmod 600 {path}")
+    return Finding(f"{path} is open to others (mode {stat.S_IMODE(mode):04o})", "S121", f"chmod 600 {path}")
 
 
 def check_private(path: Path) -> None:
@@ -123,7 +123,7 @@ def read_hex_key(path: Path, what: str, code: str, *, strong: bool = True) -> by
     with path.open("rb") as file:
         mode = os.fstat(file.fileno()).st_mode
         if mode & OPEN_TO_OTHERS:
-            raise unusable(f"can be read by others (mode {stat.S_IMODE(mode):04o})", f"chmod 600 {path}")
+            raise unusable(f"is open to others (mode {stat.S_IMODE(mode):04o})", f"chmod 600 {path}")
         raw = file.read(MAX_BYTES)
     try:
         key = bytes.fromhex(raw.decode("ascii").strip())

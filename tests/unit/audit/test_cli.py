@@ -85,7 +85,7 @@ def test_verify_warns_of_a_key_that_lies_beside_the_log_and_refuses_one_that_oth
     assert warning in run("verify", path, "--key", beside).output
     beside.chmod(0o644)
     result = run("verify", path, "--key", beside)
-    assert result.exit_code == 3 and "can be read by others" in result.output
+    assert result.exit_code == 3 and "is open to others" in result.output
 
 
 @pytest.mark.parametrize(("options", "expected"), tables("audit/cli")["filters"])

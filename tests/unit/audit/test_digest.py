@@ -170,7 +170,7 @@ def test_a_key_that_others_can_touch_is_refused(tmp_path: Path, mode: int) -> No
     path = tmp_path / "audit.key"
     load_or_make_key(path)
     path.chmod(mode)
-    with pytest.raises(SettingsError, match="read by others"):
+    with pytest.raises(SettingsError, match="open to others"):
         load_or_make_key(path)
 
 

@@ -55,7 +55,7 @@ def test_a_secret_that_others_may_read_is_refused(tmp_path: Path, whose: Whose, 
         check_private(path)
         return
     for read in (lambda: read_secret(path, whose), lambda: check_private(path)):
-        with pytest.raises(SettingsError, match=f"can be read by others .mode {mode:04o}") as error:
+        with pytest.raises(SettingsError, match=f"is open to others .mode {mode:04o}") as error:
             read()
         assert error.value.faults[0].hint == f"chmod 600 {path}"
 

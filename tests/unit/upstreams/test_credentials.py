@@ -355,7 +355,7 @@ def test_the_key_set_has_the_public_halves_of_this_key_and_those_before(tmp_path
 
 @pytest.mark.parametrize(
     ("mode", "text", "message"),
-    [(0o644, "", "can be read by others"), (0o600, "no key", "is not a PEM key"), (0o600, None, "cannot be read")],
+    [(0o644, "", "is open to others"), (0o600, "no key", "is not a PEM key"), (0o600, None, "cannot be read")],
 )
 def test_a_key_that_cannot_be_used_stops_the_start(mode: int, text: str | None, message: str, tmp_path: Path) -> None:
     path = tmp_path / "k.pem"

@@ -206,7 +206,7 @@ async def test_secrets_are_filled_in_and_a_new_one_is_a_new_adapter(tmp_path: Pa
             names.append(at.keep(at.settings(**lines), taken))
         assert names == ["p, alice, data1, read\n", "p, alice, data2, read\n"]
         secret.chmod(0o644)
-        assert "can be read by others" in await at.why(**lines)
+        assert "is open to others" in await at.why(**lines)
 
 
 async def test_a_watcher_tells_of_a_change_once_until_it_was_read(tmp_path: Path) -> None:

@@ -330,7 +330,7 @@ def test_the_key_is_made_once_and_for_us_alone(tmp_path: Path) -> None:
     assert load_or_make_callback_key(path) == key
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     path.chmod(0o644)
-    with pytest.raises(SettingsError, match="read by others"):
+    with pytest.raises(SettingsError, match="open to others"):
         load_or_make_callback_key(path)
     path.chmod(0o600)
     for content in ("", "no hex", "ab" * 31, "\udcff"):
