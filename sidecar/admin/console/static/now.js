@@ -14,7 +14,7 @@
   const data = () => [points.at, ...NAMES.map(([key]) => points.columns[key])];
   const range = () => {
     const last = points.at.at(-1) ?? Date.now() / 1000;
-    const first = points.at[0] ?? last; // a sidecar that has just started has no points
+    const first = points.at[0] ?? last;
     return [Math.min(Math.max(last - span, first), last - 120), last];
   };
 
