@@ -25,6 +25,7 @@ FUNCTIONS: Mapping[str, tuple[int, ...]] = {
     "g2": (2,),
 }
 PARSE_ATTEMPTS = 5
+MAX_DEPTH = 60  # levels of Python's tree; the trees are walked by recursion, also in decisions
 # Casbin rewrites `r.`, `p.`, `!`, `&&` and `||` inside literals too; these characters contain none of them.
 _LITERAL = re.compile(r"[A-Za-z0-9_:/*@-]{1,256}")
 
@@ -98,7 +99,10 @@ def read_matcher(matcher: str) -> tuple[Node | None, list[ExpressionError]]:
         reader = _ExpressionReader([_bad_literal(text) for text in literals if not _LITERAL.fullmatch(text)])
         # Casbin's Python form of a matcher (CoreEnforcer._get_expression, util.escape_assertion)
         text = re.sub(r"\b([pr])\.", r"\1_", matcher).replace("&&", " and ").replace("||", " or ")
-        return reader.node(parsed(re.sub(r"!(?!=)", " not ", text).strip())), reader.bad
+        tree = parsed(re.sub(r"!(?!=)", " not ", text).strip())
+        if depth_of(tree) > MAX_DEPTH:
+            return None, [ExpressionError(f"a matcher is nested at most {MAX_DEPTH} deep")]
+        return reader.node(tree), reader.bad
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None, [ExpressionError("this is not an expression", "check the brackets and operators")]
 
@@ -113,6 +117,15 @@ def parsed(text: str) -> ast.expr:
         except SystemError:
             continue
     return ast.parse(text, mode="eval").body
+
+
+def depth_of(tree: ast.AST) -> int:
+    """Returns the number of levels of a tree, without recursion."""
+    level, depth = [tree], 0
+    while level:
+        level = [child for node in level for child in ast.iter_child_nodes(node)]
+        depth += 1
+    return depth
 
 
 def conjuncts(node: Node) -> tuple[Node, ...]:

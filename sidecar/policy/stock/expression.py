@@ -28,12 +28,11 @@ from enum import Enum
 from functools import lru_cache
 from typing import Any, Final, Literal, NamedTuple, Self
 
-from sidecar.policy.expression import parsed
+from sidecar.policy.expression import MAX_DEPTH, depth_of, parsed
 from sidecar.policy.stock.functions import COMPILED, FUNCTIONS, TEXT_FUNCTIONS, BadPatternError
 from sidecar.settings.validation_errors import did_you_mean
 
 MAX_EXPRESSION_CHARS: Final = 32_768
-MAX_DEPTH: Final = 60  # of nested parts and brackets
 # The values of a request that are texts; all others are attributes, of any type.
 Text = Literal["sub", "dom", "obj", "act"]
 _WORDS: Final[Mapping[Text, Sequence[Sequence[str]]]] = {  # earlier lists take precedence
@@ -194,14 +193,6 @@ def _in_python(text: str, *, rule: bool) -> str:
     return re.sub(r"!(?!=)", "not ", text.replace("&&", "and").replace("||", "or")).strip()
 
 
-def _depth(tree: ast.AST) -> int:
-    level, depth = [tree], 0
-    while level:
-        level = [child for node in level for child in ast.iter_child_nodes(node)]
-        depth += 1
-    return depth
-
-
 def _is_read(tree: ast.expr, name: str) -> bool:
     return any(isinstance(node, ast.Name) and node.id == name for node in ast.walk(tree))
 
@@ -280,7 +271,7 @@ class MatcherReader:
             raise self._syntax_error(error) from None
         except (ValueError, RecursionError, MemoryError):
             raise BadExpressionError("this is not an expression, or nested too deeply") from None
-        if _depth(tree) > MAX_DEPTH:
+        if depth_of(tree) > MAX_DEPTH:
             raise BadExpressionError(f"an expression is nested at most {MAX_DEPTH} deep")
         tree = self._without_calls_beside(tree)
         self._check(tree)

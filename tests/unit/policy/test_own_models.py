@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sidecar.errors import Reason
+from sidecar.errors import PolicyError, Reason
 from sidecar.policy import Engine
 from sidecar.policy.compiler import plan_of
 from sidecar.policy.faults import Faults
@@ -149,6 +149,16 @@ def test_a_grant_opens_its_server_where_the_index_has_no_objects(tmp_path: Path,
     assert own.enter(chain("nhi:a"), session("s"), NOW).allowed
     assert own.enter(chain("nhi:a"), session("other"), NOW).allowed is (obj in ("tool:*", "*", "tool:*/t"))
     assert not own.enter(chain("nhi:b"), session("s"), NOW).allowed
+
+
+@pytest.mark.parametrize("nested", ["!" * 100 + "(r.act == 'x')", "!" * 700 + "(r.act == 'x')"])
+def test_a_matcher_that_is_nested_too_deeply_is_refused(tmp_path: Path, nested: str) -> None:
+    """Otherwise the load, or a decision, ends with a RecursionError."""
+    with pytest.raises(PolicyError) as found:
+        asked(tmp_path, {}, ("&& globs(r.act, p.act)", f"&& globs(r.act, p.act) && {nested}"))
+    assert {(fault.code, fault.message) for fault in found.value.faults if fault.file.endswith(".conf")} == {
+        ("P204", "a matcher is nested at most 60 deep")
+    }
 
 
 def test_a_policy_without_casbin_models_loads_neither_casbin_nor_re2() -> None:
