@@ -160,7 +160,7 @@ def bad_credential(
 
 
 def conflict(detail: str, reason: Reason = Reason.CREDENTIAL_CONFLICT) -> Refusal:
-    """Returns a refusal with 401: two credentials claim the same position in the chain."""
+    """Returns a refusal with 401: two credentials claim the same position in the chain; or another `reason`."""
     return Refusal(reason, detail, challenge=_challenge(detail))
 
 

@@ -139,7 +139,8 @@ class _CaseCache:
 
 
 class Engine:
-    """Decides under one policy. Pure apart from its caches; safe to use from several threads."""
+    """Decides under one policy. Pure apart from its caches and Casbin's `timeMatch`, which reads the clock; safe to use
+    from several threads."""
 
     def __init__(self, source: PolicySource) -> None:
         self.source = source
