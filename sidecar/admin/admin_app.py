@@ -67,6 +67,10 @@ class AdminApp:
         path = origin_form(request.raw_path).partition("?")[0]
         if self.decisions is not None and self.decisions.serves(path):
             return await self.decisions.handle(request)
+        answering = self._answer(request, path)
+        return await (answering if request.method in ("GET", "HEAD") else self.app.carried_out(answering))
+
+    async def _answer(self, request: web.BaseRequest, path: str) -> web.StreamResponse:
         if self.console is not None and not self.for_workers and _is_of_console(path):
             return await self.console.handle(request)
         try:

@@ -4,10 +4,10 @@ A handler returns the body or a whole response. Its docstring is the summary of 
 """
 
 import re
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import aclosing
 from functools import partial
-from typing import Any, Final, Literal, NamedTuple, Protocol, get_type_hints
+from typing import Any, Final, Literal, NamedTuple, Protocol, TypeVar, get_type_hints
 from urllib.parse import unquote
 
 import orjson
@@ -47,6 +47,8 @@ DONE: Final = (*SEEN, 413)
 CONFLICTING: Final = (*DONE, 409)
 ORDERED: Final = (*DONE, 429, 502, 504)
 
+T = TypeVar("T")
+
 
 class OperatorAction(Protocol):
     """The operations of the running sidecar that the admin API calls: `app.application.Application` describes them."""
@@ -59,6 +61,7 @@ class OperatorAction(Protocol):
     def approvals(self) -> Approvals: ...
     def readiness(self) -> tuple[bool, Mapping[str, Any]]: ...
     def measure(self) -> None: ...
+    async def carried_out(self, order: Coroutine[Any, Any, T]) -> T: ...
     def status(self) -> Mapping[str, Any]: ...
     def traffic(self) -> Mapping[str, Any]: ...
     async def reload(self, by: str) -> str: ...

@@ -179,6 +179,7 @@ class Application:
         self.upstreams, self.disabled_principals = report.upstreams, report.disabled_principals
         self.switched_off, self.traffic = report.switched_off, recent.series
         self.approvals = self.pipeline.stages.approvals
+        self.disable, self.enable = self.switch.disable, self.switch.enable
         self.hear_of_switches, self.recent_records = self.switch.sync, self.audit.recent
 
     @property
@@ -339,9 +340,6 @@ class Application:
     async def reset_limits(self, principal: str, limit: str, *, by: str) -> Sequence[str]:
         """Resets the counters that belong to one principal alone, and records who requested it. Returns the names of
         the limits. Raises NoSuchLimit, StoreUnavailable, Refusal(AUDIT_UNAVAILABLE)."""
-        return await self._carried_out(self._reset_limits(principal, limit, by))
-
-    async def _reset_limits(self, principal: str, limit: str, by: str) -> Sequence[str]:
         now, store = self.live.current, self.limiter.store
         charges = self.showing.own(principal, limit, now.limited, now.engine.roles_of)
         names = sorted({charge.limit for charge in charges})
@@ -350,39 +348,27 @@ class Application:
         await store.reset(charges)
         return names
 
-    def known_principal(self, name: str) -> KnownNames:
-        return known(name, self.live.current, self.showing.known)
-
-    async def disable(self, principal: str, *, reason: str, until: float | None, by: str) -> SwitchEntry:
-        """Disables a principal on all replicas. Raises SwitchError."""
-        return await self._carried_out(self.switch.disable(principal, reason=reason, until=until, by=by))
-
-    async def enable(self, principal: str, *, by: str) -> bool:
-        """Reverses `disable`. Returns False if the principal was not disabled. Raises SwitchError."""
-        return await self._carried_out(self.switch.enable(principal, by=by))
-
-    async def switch_off(self, server: str, tool: str, *, reason: str, until: float | None, by: str) -> SwitchEntry:
-        """Switches off one tool of a server, or with "" the whole server, on all replicas. Raises SwitchError."""
-        off = self.switch.disable(object_of(server, tool), reason=reason, until=until, by=by, is_object=True)
-        return await self._carried_out(off)
-
-    async def switch_on(self, server: str, tool: str, *, by: str) -> bool:
-        """Reverses `switch_off`. Returns False if nothing was switched off. Raises SwitchError."""
-        return await self._carried_out(self.switch.enable(object_of(server, tool), by=by, is_object=True))
-
-    async def reload(self, by: str) -> str:
-        """Adopts a new policy from the source, if there is one, and then reloads all files. Returns the revision in
-        force. Raises ConfigError if the files are invalid; those in force remain."""
-        return await self._carried_out(self._reload(by))
-
-    async def _carried_out(self, order: Coroutine[Any, Any, T]) -> T:
-        """Carries out an operator's order to its end, even if the operator disconnects: a switch must also be stored
-        and recorded, and no other reload finds the changes that an interrupted one has read."""
+    async def carried_out(self, order: Coroutine[Any, Any, T]) -> T:
+        """Carries out an operator's order to its end, even if the operator disconnects: what has begun is also stored
+        and recorded. The stop of the sidecar cancels it."""
         running = asyncio.create_task(order)
         self._orders.add(running)
         running.add_done_callback(self._orders.discard)
         return await asyncio.shield(running)
 
-    async def _reload(self, by: str) -> str:
+    def known_principal(self, name: str) -> KnownNames:
+        return known(name, self.live.current, self.showing.known)
+
+    async def switch_off(self, server: str, tool: str, *, reason: str, until: float | None, by: str) -> SwitchEntry:
+        """Switches off one tool of a server, or with "" the whole server, on all replicas. Raises SwitchError."""
+        return await self.switch.disable(object_of(server, tool), reason=reason, until=until, by=by, is_object=True)
+
+    async def switch_on(self, server: str, tool: str, *, by: str) -> bool:
+        """Reverses `switch_off`. Returns False if nothing was switched off. Raises SwitchError."""
+        return await self.switch.enable(object_of(server, tool), by=by, is_object=True)
+
+    async def reload(self, by: str) -> str:
+        """Adopts a new policy from the source, if there is one, and then reloads all files. Returns the revision in
+        force. Raises ConfigError if the files are invalid; those in force remain."""
         await self.follower.look(self.live.current.settings, self.reloader.adopt, by)
         return await self.reloader.reload(by)

@@ -8,9 +8,10 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from aiohttp import web
 
 from tests.flow.causes import full_disk
-from tests.flow.world import RULES, World, world
+from tests.flow.world import RULES, World, until, world
 
 SECRET = "4f1c9f0b7a6d4e52b8c3d1a09e7f6b5c"
 SETTINGS = """\
@@ -51,6 +52,34 @@ async def test_a_role_may_what_it_may(tmp_path: Path) -> None:
         ):
             for secret, expected in answers.items():
                 assert (await get(running, path, secret, verb))[0] == expected, (verb, path, secret)
+
+
+@pytest.mark.parametrize(("verb", "expected"), [("POST", ["begun", "done"]), ("GET", ["begun", "cancelled"])])
+async def test_an_order_is_carried_out_though_its_operator_disconnects(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: str, expected: list[str]
+) -> None:
+    """Every order: what has begun is also stored and recorded. What is only read ends."""
+    seen, goes_on = list[str](), asyncio.Event()
+
+    async def answer(*_: object, **__: object) -> web.Response:
+        seen.append("begun")
+        try:
+            await goes_on.wait()
+        except asyncio.CancelledError:
+            seen.append("cancelled")
+            raise
+        seen.append("done")
+        return web.Response()
+
+    monkeypatch.setattr("sidecar.admin.routes.answer_operator", answer)
+    async with world(tmp_path) as running:
+        _, writer = await asyncio.open_unix_connection(running.app.settings.control_path)
+        writer.write(f"{verb} /api/anything HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\n\r\n".encode())
+        await until(lambda: bool(seen))
+        writer.transport.abort()
+        await asyncio.sleep(0.05)
+        goes_on.set()
+        await until(lambda: seen == expected)
 
 
 async def test_a_reload_takes_new_rules_and_a_bad_file_keeps_the_old_ones(tmp_path: Path) -> None:
