@@ -54,7 +54,8 @@ def opened(name: str, *, directory: Path) -> Iterator[Revision]:
         yield Revision(name, in_folder(Path(name) if directory == Path() else folder))
         return
     with TemporaryDirectory(prefix="sidecar-revision-") as made:
-        root = Path(made).resolve()
+        root = Path(made).resolve() / "files"  # in a private folder: models next to the rows are read too
+        root.mkdir(0o700)
         top = asyncio.run(_extract(name, directory, root))
         yield Revision(name, in_folder(root / top), root)
 
@@ -127,7 +128,7 @@ class _GitReader:
     async def blobs(self, commit: str, folders: Sequence[PurePosixPath]) -> list[_Blob]:
         """Returns every file under these folders. Raises SettingsError for links and everything else that is not a
         regular file, and for too many files or bytes."""
-        named = [str(folder) for folder in folders if str(folder) != "."]
+        named = [] if PurePosixPath() in folders else map(str, folders)  # without a name git lists every file
         listing = ("ls-tree", "-r", "-l", "-z", "--full-tree", commit, "--", *named)
         said, good = await self._run(listing, most=MAX_FILES * 512)
         if not good:

@@ -133,6 +133,23 @@ def test_a_policy_elsewhere_in_a_revision_is_named_by_its_path_or_from_there(
     assert run("HEAD").exit_code == 0  # deploy/policies of HEAD, and of the working tree
 
 
+@pytest.mark.parametrize("name", ["HEAD:", "HEAD:."])
+def test_the_rows_of_a_revision_can_be_at_its_top(
+    tmp_path: Path, name: str, repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing next to the temporary folder belongs to the revision."""
+    (top := tmp_path / "rows").mkdir()
+    monkeypatch.chdir(top)
+    git("init", "-q", "-b", "main")
+    (top / "agent_to_tool.csv").write_text(OLD)
+    commit()
+    (top / "agent_to_tool.csv").write_text(NARROWER)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
+    (tmp_path / "temporary" / "models").mkdir(parents=True)
+    found = json.loads(run(name, ".", "--json").stdout)
+    assert (found["summary"]["narrower"], found["rules"]["changed"][0]["file"]) == (1, "agent_to_tool.csv")
+
+
 NO_REVISIONS = ("nosuch", "", "-x", "--output=x", ":policies", "HEAD^{tree}", "a;touch x")
 
 
