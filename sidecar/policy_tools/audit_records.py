@@ -129,8 +129,8 @@ def is_of_a2a(fields: Mapping[str, Any]) -> bool:
 
 
 def asked_in(fields: Mapping[str, Any]) -> RecordedQuestion | None:
-    """Returns the question of a record; None for a record without links. Raises UnreadableAuditLine if its members are
-    not as a sidecar writes them."""
+    """Returns the question of a record; None for another event than a decision, refusal or outcome, and for a record
+    without links. Raises UnreadableAuditLine if its members are not as a sidecar writes them."""
     if fields.get("event") not in ("decision", "refusal", "outcome") or not fields.get("links"):
         return None
     try:
