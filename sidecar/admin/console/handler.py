@@ -245,18 +245,18 @@ class Console:
 
     async def _login(self, request: web.BaseRequest, headers: Headers, query: str) -> web.Response:
         if request.method != "POST":
-            return await self._login_page(request, _next_in(FormFields.parsed(query)))
+            return await self._login_page(_next_in(FormFields.parsed(query)))
         peer = request.remote or "local"
         form = await _form_of(request, headers, MAX_FORM_BYTES)
         next_path = _next_in(form)
         if wait_s := self.attempts.wait_s(peer):
-            return await self._login_page(request, next_path, 429, wait_s)
+            return await self._login_page(next_path, 429, wait_s)
         key = form.get("key", "")
         credential = self.access.credential(key)
         if credential is None:
             self.attempts.failed(peer)
             await self.app.desk.witness("console-login-refused", "unknown", peer=peer)
-            return await self._login_page(request, next_path, 401)
+            return await self._login_page(next_path, 401)
         user = ConsoleUser(name_of(credential), credential.role, person=person_of(credential))
         cookie = await self._begun(user, digest_of(key.encode()), headers, peer)
         return _see(next_path, {"Set-Cookie": cookie})
@@ -275,7 +275,7 @@ class Console:
         if request.method != "GET":
             raise ConsoleFault(405, "follow the link of the login page")
         if wait_s := self.attempts.wait_s(request.remote or "local"):
-            return await self._login_page(request, FIRST, 429, wait_s)
+            return await self._login_page(FIRST, 429, wait_s)
         origin = self.url or f"http://{headers['host'][0]}"  # Host is one of this listener's names
         flow_id, address = await oidc.begin(_next_in(FormFields.parsed(query)), f"{origin}{OIDC_FINISH}")
         return _see(address, {"Set-Cookie": self.access.flow_cookie_for(flow_id)})
@@ -287,7 +287,7 @@ class Console:
             raise ConsoleFault(405, "the identity provider sends browsers here")
         peer = request.remote or "local"
         if wait_s := self.attempts.wait_s(peer):
-            return await self._login_page(request, FIRST, 429, wait_s)
+            return await self._login_page(FIRST, 429, wait_s)
         try:
             who = await oidc.finish(self.access.flow_id(headers), FormFields.parsed(query))
         except LoginRefused as refused_login:
@@ -301,9 +301,7 @@ class Console:
         response.headers.add("Set-Cookie", self.access.flow_cookie_for(""))
         return response
 
-    async def _login_page(
-        self, request: web.BaseRequest, next_path: str, status: int = 200, wait_s: float = 0.0
-    ) -> web.Response:
+    async def _login_page(self, next_path: str, status: int = 200, wait_s: float = 0.0) -> web.Response:
         told = {200: "", 401: "This is no key of an operator or a viewer.", 429: "Too many attempts failed."}[status]
         host = "" if self.oidc is None else self.oidc.host
         data = {
