@@ -34,6 +34,7 @@ from sidecar.http.server.stream_limits import StreamLimits
 from sidecar.protocols.jsonrpc import Id, Message, Notification, Request
 from sidecar.protocols.mcp import messages, task_messages
 from sidecar.storage.task_owners import TaskOwners
+from sidecar.upstreams.mcp.reopening import ReopenPauses
 from sidecar.upstreams.mcp.session_store import SessionStore
 from sidecar.upstreams.mcp.sessions import Session, Sessions, upstream_id_from
 from sidecar.upstreams.mcp.transport import UpstreamAnswer
@@ -45,8 +46,7 @@ FAREWELLS_AT_ONCE = 8  # so that one upstream that does not answer does not dela
 MAX_FAREWELLS = 10_000
 INITIALIZED = "notifications/initialized"
 NOTHING: Final[Mapping[Id, Question]] = MappingProxyType({})
-# Delay before the server's own stream is reopened after it broke. It doubles unless the stream lasted MAX_PAUSE_S.
-MIN_PAUSE_S, MAX_PAUSE_S = 1.0, 60.0
+MIN_PAUSE_S, MAX_PAUSE_S = 1.0, 60.0  # between the openings of a server's own stream, see ReopenPauses
 
 
 class Farewell(NamedTuple):
@@ -249,7 +249,7 @@ class Forwarder:
         """Passes on the server's unrequested messages. This kind of caller cannot resume a stream, so the sidecar
         fetches missed messages for it. Raises Refusal if the stream must not continue."""
         exchange.call = exchange.call._replace(protocol_version=session.version)
-        relay, pause_s = self.relay(exchange, session.sent), MIN_PAUSE_S
+        relay, pauses = self.relay(exchange, session.sent), ReopenPauses(MIN_PAUSE_S, MAX_PAUSE_S)
         while True:
             begun_s = asyncio.get_running_loop().time()
             try:
@@ -262,9 +262,7 @@ class Forwarder:
             except Refusal as refusal:
                 if refusal.reason not in (Reason.UPSTREAM_FAILED, Reason.UPSTREAM_TIMEOUT):
                     raise
-            lasted_s = asyncio.get_running_loop().time() - begun_s
-            pause_s = MIN_PAUSE_S if lasted_s > MAX_PAUSE_S else min(2 * pause_s, MAX_PAUSE_S)
-            await asyncio.sleep(pause_s)
+            await asyncio.sleep(pauses.after(asyncio.get_running_loop().time() - begun_s))
             exchange.service = self.live.current.services.get(session.server, exchange.service)
 
     async def leave(self, request: RequestContext, session: Session) -> web.StreamResponse:

@@ -29,6 +29,7 @@ from sidecar.protocols.mcp.messages import LeftOut, named_in, unnamed_in
 from sidecar.settings.timestamps import rfc3339
 from sidecar.settings.uris import fault_in_uri, normal_uri
 from sidecar.upstreams.mcp.listing import OwnConversation
+from sidecar.upstreams.mcp.reopening import ReopenPauses
 from sidecar.upstreams.mcp.tools import Tool, tools_from
 from sidecar.upstreams.mcp.transport import McpTransport
 
@@ -266,7 +267,7 @@ class ToolCatalogue:
 
     async def _listen(self) -> None:
         """Listens for changes. A stream that ends is reopened, at growing intervals while it ends at once."""
-        pause_s = 1.0
+        pauses = ReopenPauses(1.0, MAX_LISTEN_PAUSE_S)
         while True:
             opened_at = self._clock()
             try:
@@ -274,9 +275,8 @@ class ToolCatalogue:
                     self.stale()
             except Refusal:
                 pass  # no stream: refresh by age until the next try
-            pause_s = 1.0 if self._clock() - opened_at > MAX_LISTEN_PAUSE_S else min(pause_s * 2, MAX_LISTEN_PAUSE_S)
             self._fresh_until = -inf  # a change may have been missed: the next call refreshes
-            await asyncio.sleep(pause_s)
+            await asyncio.sleep(pauses.after(self._clock() - opened_at))
 
 
 def _once_more(failure: Refusal, reason: Reason | None = None) -> Refusal:

@@ -34,14 +34,14 @@ from sidecar.http.server.event_stream import EventSink
 from sidecar.protocols import jsonrpc, sse
 from sidecar.protocols.jsonrpc import Notification, Request
 from sidecar.protocols.mcp import messages
+from sidecar.upstreams.mcp.reopening import ReopenPauses
 from sidecar.upstreams.mcp.transport import EVENT_STREAM, AnswerPipe, BuiltUpstream, UpstreamAnswer
 from sidecar.upstreams.statuses import refusal_of
 
 ACKNOWLEDGED: Final = "notifications/subscriptions/acknowledged"
 SUBSCRIPTION: Final = "io.modelcontextprotocol/subscriptionId"
 LOOK_EVERY_S: Final = 5.0  # how often the streams of added servers are opened, and those of removed servers closed
-MAX_PAUSE_S: Final = 60.0
-STEADY_S: Final = 60.0  # after a stream that lasted this long, the delay begins at its minimum again
+MIN_PAUSE_S, MAX_PAUSE_S = 1.0, 60.0  # between the openings of one server's stream, see ReopenPauses
 _CHANGES = {"toolsListChanged": "tools", "promptsListChanged": "prompts", "resourcesListChanged": "resources"}
 
 
@@ -197,7 +197,7 @@ class StreamMerge:
             self._settled.notify_all()
 
     async def _hear(self, name: str, last_event_id: str | None) -> None:
-        loop, pause_s = asyncio.get_running_loop(), 1.0
+        loop, pauses = asyncio.get_running_loop(), ReopenPauses(MIN_PAUSE_S, MAX_PAUSE_S)
         while (service := self._live.current.services.get(name)) is not None:
             begun = loop.time()
             failure = await self._listen(service, last_event_id)
@@ -205,8 +205,7 @@ class StreamMerge:
             if failure is not None and _is_final(failure):
                 return
             last_event_id = None
-            pause_s = 1.0 if loop.time() - begun > STEADY_S else min(pause_s * 2, MAX_PAUSE_S)
-            await asyncio.sleep(pause_s)
+            await asyncio.sleep(pauses.after(loop.time() - begun))
 
     async def _listen(self, service: Service, last_event_id: str | None) -> Refusal | None:
         """Passes on one server's messages until its stream ends. Returns the reason; None if the server ended it."""

@@ -11,6 +11,7 @@ from typing import Any, Final
 from sidecar.errors import Refusal
 from sidecar.protocols.jsonrpc import Id, Message, Notification, Request, Response
 from sidecar.protocols.mcp.eras import META_SUBSCRIPTION
+from sidecar.upstreams.mcp.reopening import ReopenPauses
 from sidecar.upstreams.mcp.streams import StreamMark, StreamPlace, events
 from sidecar.upstreams.mcp.transport import (
     EVENT_STREAM,
@@ -59,7 +60,7 @@ class UnsolicitedStream:
             self._task.cancel()
 
     async def _run(self) -> None:
-        loop, pause_s = asyncio.get_running_loop(), MIN_PAUSE_S
+        loop, pauses = asyncio.get_running_loop(), ReopenPauses(MIN_PAUSE_S, MAX_PAUSE_S)
         while True:
             began_s = loop.time()
             try:
@@ -69,9 +70,7 @@ class UnsolicitedStream:
             if status not in (0, 200) and not self.refused(status):
                 self._tell(False)
                 return
-            lasted = loop.time() - began_s > MAX_PAUSE_S
-            pause_s = MIN_PAUSE_S if lasted else min(pause_s * 2, MAX_PAUSE_S)  # grows while the stream ends at once
-            await asyncio.sleep(max(pause_s, self._place.pause_s))
+            await asyncio.sleep(max(pauses.after(loop.time() - began_s), self._place.pause_s))
 
     async def _listen(self) -> int:
         """Reads one stream to its end; returns the answer's status, 405 for a 200 that is not a stream."""
