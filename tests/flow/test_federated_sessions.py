@@ -2,7 +2,8 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+import sys
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -268,6 +269,23 @@ async def test_one_subscription_is_one_at_each_server_with_one_acknowledgement(
         await running.app.disable("nhi:planner", reason="", until=None, by="test")
         assert (await ear.message())["error"]["data"]["reason"] == "principal-disabled"
         await until(lambda: running.ends()[-1]["reason"] == "principal-disabled")
+
+
+async def test_a_server_that_begins_without_an_acknowledgement_leaves_no_open_reader(tmp_path: Path) -> None:
+    amiss = Subscribed(silent=True)
+    hooks, left = sys.get_asyncgen_hooks(), list[str]()
+
+    def finalizer(generator: AsyncGenerator[Any]) -> None:
+        left.append(generator.__qualname__)
+        assert hooks.finalizer is not None
+        hooks.finalizer(generator)
+
+    sys.set_asyncgen_hooks(hooks.firstiter, finalizer)  # of the loop, which ends with this test
+    async with federation(tmp_path, {"github": amiss.upstream}) as running, subscribed(running, []) as ear:
+        await until(lambda: bool(amiss.streams))
+        await amiss.tell("tools/list_changed")
+        meta = (await ear.message())["params"]["_meta"]
+        assert [one["reason"] for one in meta["sidecar/unavailable"]] == ["response-refused"] and left == []
 
 
 async def test_a_subscription_names_only_what_may_be_read(tmp_path: Path) -> None:

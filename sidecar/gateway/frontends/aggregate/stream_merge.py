@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -264,16 +264,17 @@ class StreamMerge:
         session, name = exchange.session, exchange.service.name
         relay = self.gathering.forwarder.relay(exchange, session.sent if session is not None else ())
         sent, told = PipedEvents(self.pipe), not self._subscribes
-        async for event in relay.read(answer):
-            if not told and event.message:
-                accepted = _accepted(event.message)
-                if accepted is None:
-                    raise Refusal(Reason.RESPONSE_REFUSED, "its first message is no acknowledgement")
-                told = True
-                await self._settle(name, accepted, None)
-                await self._acknowledged.wait()
-            else:
-                await relay.event(event, sent, until_answer=False)
+        async with aclosing(relay.read(answer)) as events:
+            async for event in events:
+                if not told and event.message:
+                    accepted = _accepted(event.message)
+                    if accepted is None:
+                        raise Refusal(Reason.RESPONSE_REFUSED, "its first message is no acknowledgement")
+                    told = True
+                    await self._settle(name, accepted, None)
+                    await self._acknowledged.wait()
+                else:
+                    await relay.event(event, sent, until_answer=False)
 
 
 def _accepted(data: str) -> list[Any] | None:
