@@ -303,6 +303,16 @@ class RequestContext(CallContext):
         self.record.marks["upstream"] = self.record.now_s()
         return self.record.outcome(http_status=status if self.paired is None else 202, bytes_out=bytes_out)
 
+    async def left(self, bytes_out: int) -> None:
+        """Records that the caller left a stream, which is a normal end, unless the call has a final record. If that
+        fails, AUDIT_UNAVAILABLE is remembered, not raised: it must not replace the cancellation."""
+        if self.record.done:
+            return
+        try:
+            await self.ended(200, bytes_out)
+        except Refusal as unrecorded:
+            await self.remember(unrecorded, 499)
+
     def break_off(self) -> None:
         """Ends a stream in a way that shows its reader that it is incomplete."""
         if self.http.transport is not None:

@@ -193,12 +193,8 @@ class ResponseStream:
 
     async def _caller_left(self, sent: EventStream) -> None:
         """Handles a disconnect. It is the normal end of an endless stream, and of a resumed one after its answer."""
-        if not self.exchange.endless or self.exchange.request.record.done:
-            return
-        try:
-            await self.exchange.request.ended(200, sent.bytes_out)
-        except Refusal as unrecorded:
-            await self.exchange.request.remember(unrecorded, 499)
+        if self.exchange.endless:
+            await self.exchange.request.left(sent.bytes_out)
 
     async def _break_off(self, refusal: Refusal, sent: EventStream, until_answer: bool) -> None:
         """Ends a stream with a refusal in the protocol, because the status line was sent."""

@@ -12,6 +12,7 @@ import sidecar.gateway.forwarder
 from sidecar.http.signing_keys import generate
 from tests.a2a.world import ALICE, BOB, EVERYTHING, HELLO, HTTP, IDP, SPOKEN, No, agent_world, ask, opened, saying, task
 from tests.flow.idp import bearer
+from tests.flow.test_audit_trouble import frozen
 from tests.flow.world import until
 from tests.tables import tables
 
@@ -196,3 +197,13 @@ async def test_evidence_holds_no_argument_no_token_and_no_result(tmp_path: Path)
         told = [decision[name] for name in ("protocol", "protocol_version", "action")]
         assert told == ["a2a", "1.0", "message/send"]
         assert decision["object"] == "nhi:researcher" and len(decision["args_hash"]) == 64
+
+
+async def test_a_caller_who_leaves_a_stream_that_cannot_be_recorded_is_not_answered(tmp_path: Path) -> None:
+    async with agent_world(tmp_path, saying(SendStreamingMessage=[WORKS, asyncio.Event()])) as world:
+        streaming = await opened(world, "1.0", "jsonrpc")
+        [serving] = [one for one in asyncio.all_tasks() if "ServerConnection.start" in repr(one.get_coro())]
+        with frozen(world.app):
+            streaming.cancel()
+            await until(serving.done)
+        assert serving.cancelled()

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from sidecar.app.application import Application
 from sidecar.audit.chain import Append, Unsealed
 from sidecar.audit.file_sink import LOOK_S
 from sidecar.audit.verify import verify
@@ -44,8 +45,8 @@ class Frozen:
 
 
 @contextmanager
-def frozen(running: World) -> Iterator[None]:
-    writer: Any = running.app.audit.writer
+def frozen(app: Application) -> Iterator[None]:
+    writer: Any = app.audit.writer
     disk, writer._deadline_s = writer.sink, DEADLINE_S
     writer.sink = frost = Frozen(disk)
     try:
@@ -61,7 +62,7 @@ async def test_a_frozen_disk_is_a_503_in_time_and_holds_up_nothing_else(tmp_path
         talk = Talk(running, "stateless")
         assert (await talk.call("search_code", GOOD))[0] == 200
         reached = len(running.upstream.calls())
-        with frozen(running):
+        with frozen(running.app):
             crowd = await asyncio.gather(*(talk.call("search_code", GOOD) for _ in range(20)))
             assert {code for code, _, _ in crowd} == {503}
             assert {body["error"]["data"]["reason"] for _, body, _ in crowd} == {"audit-unavailable"}
@@ -110,7 +111,7 @@ async def test_calls_are_on_record_on_the_disk_too(tmp_path: Path) -> None:
 async def test_best_effort_goes_on_while_the_disk_does_not(tmp_path: Path) -> None:
     async with world(tmp_path, rules=RULES, settings="audit: {durability: best_effort}\n") as running:
         talk = Talk(running, "stateless")
-        with frozen(running):
+        with frozen(running.app):
             for pause_s in (0.0, DEADLINE_S * 1.5):
                 await asyncio.sleep(pause_s)
                 assert {(await talk.call("search_code", GOOD))[0] for _ in range(5)} == {200}

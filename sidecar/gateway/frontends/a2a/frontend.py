@@ -341,8 +341,7 @@ class AgentFrontend:
             await request.ended(200, sent.bytes_out)
             await sent.end()
         except asyncio.CancelledError:
-            if not request.record.done:
-                await request.ended(200, sent.bytes_out)  # a reader ends a stream by disconnecting
+            await request.left(sent.bytes_out)
             raise
         except Refusal as refusal:
             told = await request.remember(Refusal(exchange.cut) if exchange.cut is not None else refusal, 200)
