@@ -8,8 +8,11 @@ session would admit a caller whose authority is no longer trusted.
 from __future__ import annotations
 
 import asyncio
+import os
+import re
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import lru_cache
 from hashlib import sha256
 from pathlib import Path
@@ -22,6 +25,7 @@ from sidecar.settings.server import TlsFiles
 MAX_CA_BYTES: Final = 4 * 2**20
 CODE: Final = "S124"
 HINT: Final = "a PEM file with the certificates of the authorities"
+_HASHED: Final = re.compile(r"[0-9a-f]{8}\.[0-9]+")  # the name of a certificate in a folder of authorities
 
 
 class TlsContexts(ssl.SSLContext):
@@ -76,10 +80,12 @@ def read_authorities(path: Path) -> str:
 
 @lru_cache(maxsize=8)
 def trusted_pem(beside: str = "") -> str:
-    """Returns the authorities of `client_tls` for clients outside Python's ssl; "" if the system has no file of them,
-    also with authorities `beside`. Raises SettingsError."""
-    system = ssl.get_default_verify_paths().cafile
-    return "" if system is None else f"{read_authorities(Path(system))}\n{beside}"
+    """Returns the authorities of `client_tls` for clients outside Python's ssl: those of the system's file, those of
+    its folders if it has no file or `SSL_CERT_DIR` names them, and those `beside`. Raises SettingsError."""
+    paths = ssl.get_default_verify_paths()
+    file = "" if paths.cafile is None else read_authorities(Path(paths.cafile))
+    folders = os.environ.get(paths.openssl_capath_env, "" if file else paths.openssl_capath)
+    return "".join((file, *_authorities_in(folders), beside))
 
 
 @lru_cache(maxsize=8)
@@ -109,6 +115,21 @@ def shown_on(transport: asyncio.BaseTransport | None) -> ShownCertificate:
         return NOTHING
     certificate = connection.getpeercert(binary_form=True)
     return ShownCertificate(certificate, connection.context.trust) if certificate else NOTHING
+
+
+def _authorities_in(folders: str) -> Iterator[str]:
+    """Yields the authorities of folders as OpenSSL reads them: by the names that are hashes. Other files, and those
+    that are unusable, are skipped. Raises SettingsError if there are too many."""
+    size = 0
+    for folder in filter(None, folders.split(os.pathsep)):
+        for path in filter(lambda path: _HASHED.fullmatch(path.name), sorted(Path(folder).glob("*.*"))):
+            with suppress(SettingsError):
+                text = read_authorities(path)
+                size += len(text)
+                if size <= MAX_CA_BYTES:
+                    yield text
+    if size > MAX_CA_BYTES:
+        raise SettingsError([_fault(Path(folders), f"its authorities are larger than {MAX_CA_BYTES} bytes", HINT)])
 
 
 def _ask_for_certificates(context: TlsContexts, path: Path, *, required: bool) -> None:

@@ -16,7 +16,7 @@ from sidecar.audit.verify import verify
 from sidecar.audit.writer import RecordSink
 from tests.flow.causes import GOOD
 from tests.flow.talk import Talk
-from tests.flow.world import PATIENCE_S, World, world
+from tests.flow.world import PATIENCE_S, world
 
 RULES = "p, nhi:planner, tool:github/search_code, use, -, -, -, allow\n"
 DEADLINE_S = 0.2

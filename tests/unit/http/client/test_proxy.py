@@ -433,6 +433,23 @@ async def test_the_systems_authorities_are_those_of_ssl_cert_file(
                     await get(url)
 
 
+def test_a_system_without_a_file_of_authorities_has_those_of_its_folder_and_the_operators(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For clients outside Python's ssl."""
+    ours, theirs = authority("corp").own.pem, authority("theirs").own.pem
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "missing"))
+    monkeypatch.setenv("SSL_CERT_DIR", f"{tmp_path / 'missing'}:{tmp_path / 'certs'}")
+    trusted_pem.cache_clear()
+    assert (trusted_pem(), trusted_pem(ours)) == ("", ours)
+    (tmp_path / "certs").mkdir()
+    for name, content in (("0a1b2c3d.0", theirs), ("theirs.pem", theirs), ("4e5f6a7b.1", "not a certificate")):
+        (tmp_path / "certs" / name).write_text(content)
+    trusted_pem.cache_clear()
+    assert (trusted_pem(), trusted_pem(ours)) == (theirs, theirs + ours)
+    monkeypatch.undo(), trusted_pem.cache_clear()
+
+
 def test_authorities_of_two_files_without_a_line_end_are_trusted_together(tmp_path: Path) -> None:
     pems = []
     for name in ("corp", "theirs"):
