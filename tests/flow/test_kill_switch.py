@@ -322,6 +322,40 @@ async def test_a_disk_that_hangs_holds_up_nobody(planner: World, monkeypatch: py
     assert turned(planner) == [("principal-disabled", "nhi:other"), ("principal-disabled", "nhi:planner")]
 
 
+async def test_a_disk_that_hangs_does_not_stop_the_exchange(
+    tmp_path: Path, shared: Valkey, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hung, go, fsync = str(tmp_path / "a"), threading.Event(), os.fsync
+
+    def slow(descriptor: int) -> None:
+        written = str(Path(f"/proc/self/fd/{descriptor}").readlink())
+        if written.startswith(hung) and "disabled.json" in written:
+            assert go.wait(PATIENCE_S)
+        fsync(descriptor)
+
+    async with replica(tmp_path / "a", shared) as a, replica(tmp_path / "b", shared) as b:
+        await disable(a, "nhi:again")
+        await until(knows(b, "nhi:again"))
+        monkeypatch.setattr(os, "fsync", slow)
+        turning = asyncio.create_task(a.app.enable("nhi:again", by="test"))
+        saving = asyncio.create_task(disable(a, "nhi:here"))
+        try:
+            await until(knows(b, "nhi:again", "nhi:here"))
+            await disable(b, "nhi:there")
+            await until(knows(a, "nhi:again", "nhi:here", "nhi:there"))
+            await disable(b, "nhi:again", reason="once more")
+            await disable(b, "nhi:again", reason="and again")
+            await until(lambda: "and again" in {one.reason for one in a.app.disabled_principals()})
+        finally:
+            go.set()
+        await saving
+        with pytest.raises(SwitchError, match="stays disabled: it was disabled again in the meantime"):
+            await turning
+        saved = SwitchLedger.open(a.folder / "data" / "disabled.json")
+        await until(lambda: {*SwitchLedger.open(saved.path).flips} == {"nhi:again", "nhi:here", "nhi:there"})
+        assert SwitchLedger.open(saved.path).flips["nhi:again"].reason == "and again"
+
+
 # --- a process of its own -------------------------------------------------------------------------------------------
 
 

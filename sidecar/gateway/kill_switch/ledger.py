@@ -94,9 +94,14 @@ class SwitchLedger:
             self._tell()
 
     def save(self, *more: SwitchVersion) -> None:
-        """Writes all changes, and `more`, which are not added yet, to disk atomically. Raises OSError."""
-        flips = self.flips | {flip.principal: flip for flip in more}
-        document = {"version": VERSION, "flips": [flip._asdict() for flip in flips.values()]}
+        """Writes all changes, and those of `more` that are newer but not added yet, to disk atomically. Raises
+        OSError."""
+        flips = dict(self.flips)
+        newer = (flip for flip in more if flip.principal not in flips or flip.newer_than(flips[flip.principal]))
+        document = {
+            "version": VERSION,
+            "flips": [flip._asdict() for flip in (flips | {flip.principal: flip for flip in newer}).values()],
+        }
         content = orjson.dumps(document, option=orjson.OPT_INDENT_2)
         # a store can send too much: a file that is too large to read must not replace a readable one
         if len(content) >= MAX_BYTES:

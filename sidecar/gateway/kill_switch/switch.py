@@ -3,7 +3,8 @@
 Disabling takes effect first, and is then written to the disk, the audit log and the store: if one of them fails, the
 principal stays disabled and the operator gets the error. Enabling is recorded and written to the disk first: if one of
 them fails, the principal stays disabled. Then it takes effect and is sent to the store. Once a second, the changes of
-other replicas are read from the store, and changes that the store lacks are written to it.
+other replicas are read from the store, and changes that the store lacks are written to it. A disk that hangs does not
+stop this exchange.
 """
 
 from __future__ import annotations
@@ -62,11 +63,14 @@ class KillSwitch:
         self._listing: Mapping[str, tuple[SwitchVersion, str]] = {}  # changes in the store, and their text there
         self._unsaved = False
         self._unheard = False
-        self._turning = asyncio.Lock()
+        self._turning = asyncio.Lock()  # for the changes of operators
+        self._exchanging = asyncio.Lock()
+        self._saving = asyncio.Lock()
+        self._owed = asyncio.Event()  # a save that no operator waits for
 
     @property
     def saved(self) -> bool:
-        """Whether the current state is on disk and survives a restart."""
+        """Whether the last save succeeded, so that the current state survives a restart."""
         return not self._unsaved
 
     async def disable(
@@ -105,9 +109,11 @@ class KillSwitch:
             failed = await self._recorded(flip)
             if not failed and (failed := await self._saved(flip)):
                 await self._recorded(flip, failed=True)
+            if not failed and not self._take(flip):
+                await self._recorded(flip, failed=True)
+                failed = ["it was disabled again in the meantime"]
             if failed:
                 raise SwitchError(f"{principal} stays disabled: {failed[0]}")
-            self._take(flip)
         await self.sync()
         self._check_told(flip, f"{principal} is enabled here")
         return True
@@ -118,17 +124,26 @@ class KillSwitch:
             raise SwitchError(f"{done}, but {_UNTOLD}", 503)
 
     async def run(self) -> None:
-        """Synchronizes with the other replicas, and retries failed writes to disk. Runs as long as the process."""
+        """Synchronizes with the other replicas, saves their changes, and retries failed saves. Runs as long as the
+        process."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._run_exchange())
+            group.create_task(self._run_saves())
+
+    async def _run_exchange(self) -> None:
         while True:
             await asyncio.sleep(EVERY_S)
             await self.sync()
-            if self._unsaved:
-                async with self._turning:
-                    await self._saved()
+
+    async def _run_saves(self) -> None:
+        while True:
+            await self._owed.wait()
+            if await self._saved():
+                await asyncio.sleep(EVERY_S)
 
     async def sync(self) -> None:
         """Exchanges changes with the other replicas. Does nothing while the store does not answer."""
-        async with self._turning:
+        async with self._exchanging:
             for _ in range(ROUNDS):
                 sent = dict(self._untold)
                 try:
@@ -164,28 +179,35 @@ class KillSwitch:
             for name, flip in self.ledger.flips.items()
             if name not in theirs or flip.newer_than(theirs[name])
         }
+        if newer:
+            self._owed.set()
         for flip in newer:
             await self._recorded(flip, via="store")
-        if newer:
-            await self._saved()
         return bool(self._untold or self._stale)
 
-    def _take(self, flip: SwitchVersion) -> None:
-        self.ledger.take([flip])
+    def _take(self, flip: SwitchVersion) -> bool:
+        """Adds a change. Returns False if a newer one is known."""
+        if not self.ledger.take([flip]):
+            return False
         self._untold[flip.principal] = flip
+        return True
 
     async def _saved(self, *more: SwitchVersion) -> list[str]:
         """Saves the changes. Returns the errors, if any."""
-        self.ledger.forget(self._clock())
-        try:
-            await asyncio.to_thread(self.ledger.save, *more)
-        except OSError as error:
-            if not self._unsaved:
-                log.error("disabled principals cannot be saved", extra={"path": self.ledger.path, "error": str(error)})
-            self._unsaved = True
-            return [f"{self.ledger.path} cannot be written ({error.strerror})"]
-        self._unsaved = False
-        return []
+        async with self._saving:
+            self._owed.clear()
+            self.ledger.forget(self._clock())
+            try:
+                await asyncio.to_thread(self.ledger.save, *more)
+            except OSError as error:
+                if not self._unsaved:
+                    about = {"path": self.ledger.path, "error": str(error)}
+                    log.error("disabled principals cannot be saved", extra=about)
+                self._unsaved = True
+                self._owed.set()
+                return [f"{self.ledger.path} cannot be written ({error.strerror})"]
+            self._unsaved = False
+            return []
 
     async def _recorded(self, flip: SwitchVersion, *, failed: bool = False, **facts: object) -> list[str]:
         kind, member = ("tool", "object") if is_object(flip.principal) else ("principal", "principal")
