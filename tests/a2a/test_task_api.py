@@ -2,14 +2,16 @@
 
 import asyncio
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 from aiohttp import web
 
-from sidecar.storage import RecordShare
+from sidecar.storage import RecordShare, RecordStoreOut
 from sidecar.tasks.api import task_lifecycle, task_runner
+from sidecar.tasks.api.task_record import Task
 from sidecar.tasks.webhooks import outbox
 from tests.a2a.world import (
     ALICE,
@@ -25,6 +27,7 @@ from tests.a2a.world import (
     saying,
     task,
 )
+from tests.flow.causes import full_disk
 from tests.flow.described import Operation as Described, check_described
 from tests.flow.world import PATIENCE_S, listening, until
 from tests.valkey import LosingProxy, running_valkey
@@ -278,6 +281,37 @@ async def test_tasks_that_wait_are_sent_one_after_the_other_where_one_call_at_a_
 
 
 # --- cancelling -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("store_answers", [True, False])
+async def test_a_task_whose_order_cannot_be_recorded_does_not_begin(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, store_answers: bool
+) -> None:
+    async with agent_world(tmp_path, settings=QUICK) as world:
+        runner, stored = world.app.task_api.runner, asyncio.Future[Task]()
+        add = runner.means.store.add
+
+        async def out(_: Task) -> bool:
+            raise RecordStoreOut("timeout")
+
+        with monkeypatch.context() as patched, ExitStack() as stack:
+
+            async def looked_at(record: Task, *about: Any) -> Any:
+                added = await add(record, *about)
+                await runner.worker.turn()
+                assert not runner.worker.jobs, "nothing is on record yet"
+                stack.enter_context(full_disk(world))  # type: ignore[arg-type]
+                if not store_answers:
+                    patched.setattr(runner.means.store, "replace", out)
+                stored.set_result(record)
+                return added
+
+            patched.setattr(runner.means.store, "add", looked_at)
+            assert (await call(world, "POST", body=ORDER))[0] == 503
+        await runner.worker.turn()
+        assert not runner.worker.jobs and not runner.held.refused
+        assert (await ended(world, stored.result().id))["state"] == "cancelled"
+        assert world.agent.methods() == []
 
 
 async def test_a_running_task_is_cancelled_at_its_agent(tmp_path: Path) -> None:

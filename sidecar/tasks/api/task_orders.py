@@ -22,7 +22,7 @@ from sidecar.observability.metrics import Metrics
 from sidecar.protocols.a2a.operations import SEND
 from sidecar.tasks.api.request_reader import NewTask, sends
 from sidecar.tasks.api.task_lifecycle import check_standing
-from sidecar.tasks.api.task_record import Task, TaskState
+from sidecar.tasks.api.task_record import Task
 from sidecar.tasks.api.task_runner import TaskRunner
 from sidecar.vocabulary import Caller, Decision
 
@@ -134,15 +134,20 @@ class TaskOrders:
         """Stores a new task, writes its audit record, without which it is not accepted, and begins it. Returns False if
         its id exists. `once_more`: if the store's answer is lost, the same task will be ordered again, so it may run
         although this call raises. Raises Refusal."""
-        if not await self.runner.add(record, once_more=once_more):
-            return False
-        lease.forwarded = True
+        runner = self.runner
+        runner.reserve(record.id)
         try:
+            if not await runner.add(record, once_more=once_more):
+                return False
+            lease.forwarded = True
             await put_down()
         except Refusal:
-            await self.runner.end(record, TaskState.CANCELLED)
+            if lease.forwarded:
+                await runner.revoke(record)
             raise
-        self.runner.begin(record, record.caller)
+        finally:
+            runner.unreserve(record.id)
+        runner.begin(record, record.caller)
         return True
 
 

@@ -1,6 +1,7 @@
 """Runs the tasks that this sidecar holds: a kind of job (`tasks/worker.py`) that another process may continue."""
 
 import asyncio
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -67,7 +68,8 @@ class TaskRunner:
         return len(owners) < SHARE.total and owners.count(record.owner) < SHARE.per_owner
 
     def reserve(self, task_id: str, for_s: float = RESERVED_S) -> None:
-        """Leaves a task to the request that waits with it. That request reserves it again in time, or sends it."""
+        """Leaves a task to the request that stores it, or waits with it: that request begins it, reserves it again in
+        time, or sends it."""
         now_s = asyncio.get_running_loop().time()
         self._reserved = {known: until_s for known, until_s in self._reserved.items() if until_s > now_s}
         self._reserved[task_id] = now_s + for_s
@@ -102,6 +104,14 @@ class TaskRunner:
             return None
         self.wake(ended)
         return ended
+
+    async def revoke(self, record: Task) -> None:
+        """Ends a stored task whose caller receives a refusal, before it begins and without a callback. If the store
+        does not answer, a later look ends it."""
+        self.held.refuse(record.id)
+        with suppress(RecordStoreOut):
+            await self.end(record._replace(callback_url=""), TaskState.CANCELLED)
+            del self.held.refused[record.id]
 
     async def stop(self, grace_s: float) -> None:
         """Begins nothing more, and waits up to `grace_s` for messages being sent; the next start continues the rest."""
