@@ -1,4 +1,4 @@
-"""Checks, tests, compares and suggests policies, on the engine that serves.
+"""Checks, tests, compares and suggests policies, with the engine that serves calls.
 
 policy_location      the models and rows that a command works on
 git_revisions        the policy in a git revision
@@ -9,7 +9,7 @@ check/               errors and suspicious rules
 suites/              the policy's own tests
 explain              why a call is allowed or denied
 explanation          explanations as text and as data
-nearest_rules        the rules nearest to a denied call, for explain and failed tests
+nearest_rules        the rules nearest to a denied call, for explain
 diff/                the access that changes between two policies, and all other differences
 comparison           the serving policy and another one, compared in a separate process
 glob_algebra         names that match some patterns and not others, for diff and check

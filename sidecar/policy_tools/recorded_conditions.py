@@ -7,9 +7,9 @@ replaced by `StandIn`s, which use, in this order,
     evaluation          for a condition that reads neither arguments nor `_meta`, only principals, server, tool, time
     the record          for a condition with the same text, about the same subject
     clear arguments     for another text, arguments that were recorded in clear
-    its inputs          for another text that reads what was recorded: with the audit key, a digest can be compared with
+    recorded inputs     for another text that reads what was recorded: with the audit key, a digest can be compared with
                         the constants of the condition; equality and membership need only this
-    nothing             the outcome is unknown, with the reason, and is the one that the replay tries
+    nothing             for any other: the outcome is unknown, with the reason, and the replay tries several
 """
 
 from collections.abc import Mapping

@@ -1,10 +1,10 @@
 """Finds the parts of the present policy that a suggestion uses: roles and sets, deny rows, and the terms of its rows.
 
 Terms are a condition, a limit, an expiry and an approval. Each recorded use takes the present terms of the rows that
-decided it or, if none of them allows it any more, those of every row that allows it today. With a present policy, a
-suggestion is therefore always inside rows of that policy, with all their requirements. A row with a limit counts every
-call that it matches, and one with an approval demands it even if another row allows the call without: such rows are
-always included.
+decided it or, if none of them allows it any more, those of every row that allows it today; a use that passed without a
+row has none. The suggestion for all other uses is therefore inside rows of the present policy, with all their
+requirements. A row with a limit counts every call that it matches, and one with an approval demands it even if another
+row allows the call without: such rows are always included.
 """
 
 from collections import Counter

@@ -1,7 +1,7 @@
-"""Verifies that a suggestion allows exactly the recorded use, and what it reports as widened. Nothing is printed
-before.
+"""Verifies that a suggestion allows exactly the recorded use, and what it reports as widened.
 
-The rules, roles and sets that `load_policy` reads are expanded over all known names, and compared with the evidence.
+Nothing is printed before this holds. The rules, roles and sets that `load_policy` reads are expanded over all known
+names, and compared with the evidence.
 """
 
 from collections.abc import Mapping
