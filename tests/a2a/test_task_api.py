@@ -283,16 +283,20 @@ async def test_tasks_that_wait_are_sent_one_after_the_other_where_one_call_at_a_
 # --- cancelling -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("store_answers", [True, False])
+@pytest.mark.parametrize("store", ["answers", "is out", "answers a look first"])
 async def test_a_task_whose_order_cannot_be_recorded_does_not_begin(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, store_answers: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, store: str
 ) -> None:
     async with agent_world(tmp_path, settings=QUICK) as world:
         runner, stored = world.app.task_api.runner, asyncio.Future[Task]()
-        add = runner.means.store.add
+        add, replace = runner.means.store.add, runner.means.store.replace
 
-        async def out(_: Task) -> bool:
-            raise RecordStoreOut("timeout")
+        async def not_at_once(record: Task) -> bool:
+            if store == "is out":
+                raise RecordStoreOut("timeout")
+            monkeypatch.setattr(runner.means.store, "replace", replace)
+            assert await runner.worker.turn() and not runner.held.refused
+            return await replace(record)
 
         with monkeypatch.context() as patched, ExitStack() as stack:
 
@@ -301,15 +305,15 @@ async def test_a_task_whose_order_cannot_be_recorded_does_not_begin(
                 await runner.worker.turn()
                 assert not runner.worker.jobs, "nothing is on record yet"
                 stack.enter_context(full_disk(world))  # type: ignore[arg-type]
-                if not store_answers:
-                    patched.setattr(runner.means.store, "replace", out)
+                if store != "answers":
+                    patched.setattr(runner.means.store, "replace", not_at_once)
                 stored.set_result(record)
                 return added
 
             patched.setattr(runner.means.store, "add", looked_at)
             assert (await call(world, "POST", body=ORDER))[0] == 503
         await runner.worker.turn()
-        assert not runner.worker.jobs and not runner.held.refused
+        assert not runner.worker.jobs and not runner.held.refused and "bug" not in caplog.messages
         assert (await ended(world, stored.result().id))["state"] == "cancelled"
         assert world.agent.methods() == []
 

@@ -111,7 +111,7 @@ class TaskRunner:
         self.held.refuse(record.id)
         with suppress(RecordStoreOut):
             await self.end(record._replace(callback_url=""), TaskState.CANCELLED)
-            del self.held.refused[record.id]
+            self.held.refused.pop(record.id, None)
 
     async def stop(self, grace_s: float) -> None:
         """Begins nothing more, and waits up to `grace_s` for messages being sent; the next start continues the rest."""
@@ -131,7 +131,7 @@ class TaskRunner:
                 # Its caller received a refusal, or is gone: it ends, without a callback.
                 untold = record._replace(callback_url="", revision=record.revision + 1)
                 await self.means.store.replace(untold.ended(TaskState.CANCELLED, self.means.live.clock()))
-                del self.held.refused[record.id]
+                self.held.refused.pop(record.id, None)
             else:
                 self.begin(record, record.caller)
         self.metrics.tasks(await self.means.store.counts())
