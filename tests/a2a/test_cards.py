@@ -1,4 +1,4 @@
-"""Does a card tell the truth: our addresses, this caller's skills, a signature of ours? Threats G5; report BL-088."""
+"""Does a card tell the truth: our addresses, this caller's skills, a signature of ours? (BL-088)"""
 
 import json
 from dataclasses import replace
@@ -192,7 +192,7 @@ async def test_a_card_that_is_none_is_told_to_nobody(given: Any, tmp_path: Path)
         for path in ("/agents/{}/.well-known/agent-card.json", "/.well-known/agents/{}"):
             found = [await card(world, path=path.format(name)) for name in ("researcher", "unknown")]
             told = [{**one[1], "decision_id": "", "status": one[0]} for one in found]
-            assert told[0] == told[1], "a stranger hears of it as of one that is not there (S8)"
+            assert told[0] == told[1], "a stranger hears of it as of one that is not there"
             assert told[0]["status"] == 404
 
 

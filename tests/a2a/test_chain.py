@@ -1,4 +1,4 @@
-"""Does the whole chain hold, from sidecar to sidecar? CONTRACT 1.1.
+"""Does the whole chain hold, from sidecar to sidecar?
 
 Alice calls the planner, which calls the researcher, which calls the writer: each agent has a sidecar before it and
 shows, to the next one, what its own was told. Every sidecar sees everybody, decides every link, and believes nobody's

@@ -1,4 +1,4 @@
-"""Do two who chose the same name for a conversation ever meet, or learn of each other? Threat G3."""
+"""Do two who chose the same name for a conversation ever meet, or learn of each other?"""
 
 import asyncio
 from pathlib import Path

@@ -219,7 +219,6 @@ class Limiting(ScriptedAgent):
 
 @pytest.mark.parametrize("binding", ["jsonrpc", "http_json"])
 async def test_a_limit_of_an_agent_reaches_its_caller_with_its_time(binding: str, tmp_path: Path) -> None:
-    """NR-214."""
     agent = Limiting()
     async with agent_world(tmp_path, agent, a2a=f"binding: {binding}") as world:
         methods = ("SendMessage", "SendStreamingMessage")
@@ -332,7 +331,6 @@ class Beating(ScriptedAgent):
 
 @pytest.mark.parametrize("binding", ["jsonrpc", "http_json"])
 async def test_events_of_other_types_are_passed_over_but_no_error_that_answers(binding: str, tmp_path: Path) -> None:
-    """NR-217."""
     agent = Beating()
     async with agent_world(tmp_path, agent, a2a=f"binding: {binding}") as world:
         answered = await ask(world, "1.0", "jsonrpc", "message/stream", SEND)

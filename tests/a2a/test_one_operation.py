@@ -1,4 +1,4 @@
-"""Is a call the same call, whatever version and binding it comes in? Threats P15, R12; reports BL-009, BL-071.
+"""Is a call the same call, whatever version and binding it comes in? (BL-009, BL-071)
 
 Every operation, in every way to say it: one decision, one limit, one hash of the arguments, one message to the agent.
 """

@@ -1,4 +1,4 @@
-"""Does what the seed's A2AEndpoint says of an agent hold: its path, its token, what is spoken there, how often?"""
+"""Does what `A2AEndpoint` says of an agent hold: its path, its token, what is spoken there, how often?"""
 
 import asyncio
 import json
@@ -229,7 +229,7 @@ async def test_an_agent_that_asks_for_no_credential_is_for_anonymous_by_that_wor
 
 
 async def test_what_nobody_began_is_unidentified(tmp_path: Path) -> None:
-    """Threats G2: everybody could be anonymous."""
+    """Everybody could be anonymous."""
     everybody = f"p, anonymous, nhi:researcher, {EVERYTHING}, -, -, -, allow\n"
     rules = {**RULES, "user_to_nhi": RULES["user_to_nhi"] + everybody}
     async with agent_world(tmp_path, rules=rules, upstream="anonymous: true") as world:

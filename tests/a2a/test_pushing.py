@@ -1,4 +1,4 @@
-"""Who is called back, by whom, and for what? Threats N1, N2, G1; report BL-055."""
+"""Who is called back, by whom, and for what? (BL-055)"""
 
 import json
 import secrets

@@ -1,4 +1,4 @@
-"""Does the task API do what the seeds say, under the rules, limits and evidence that hold over A2A?"""
+"""Does the task API do what the original data models say, under the rules, limits and evidence that hold over A2A?"""
 
 import asyncio
 from collections.abc import Mapping

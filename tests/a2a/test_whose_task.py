@@ -1,4 +1,4 @@
-"""May anybody but its owner do anything with a task, or learn that it is there? Threats 2.6; report BL-071.
+"""May anybody but its owner do anything with a task, or learn that it is there? (BL-071)
 
 The whole matrix: each operation that names a task, in every way to say it, by everybody who is not the owner, in every
 state that a task can be in. What is foreign is held against what does not exist.

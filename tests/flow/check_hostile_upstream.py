@@ -42,8 +42,8 @@ async def reason_of_flood(talk: Talk, how: str) -> str:
 async def test_a_flood_on_a_line_ends_its_call_in_time_and_others_have_their_turn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Threats X5, X7: whatever it is that never stops, though every line of it is well-formed; and it goes on until its
-    session ends."""
+    """Whatever it is that never stops, though every line of it is well-formed; and it goes on until its session
+    ends."""
     async with before_lines(tmp_path) as running:
         same = partial(Talk(running, "session").call, "count")
 

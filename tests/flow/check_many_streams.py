@@ -1,4 +1,4 @@
-"""Readers who read nothing are bounded, and are hung up on (threats D3, D4, S10, F9)."""
+"""Readers who read nothing are bounded, and are hung up on."""
 
 import asyncio
 import socket

@@ -52,7 +52,7 @@ async def reading() -> AsyncIterator[tuple[Served, int]]:
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
 async def test_a_reading_process_that_hangs_holds_up_no_stop_and_ends_with_us(how: signal.Signals) -> None:
-    """CONTRACT 9: after kill -9 every descendant process ends within two seconds."""
+    """After kill -9 every descendant process ends within two seconds."""
     async with reading() as (running, child):
         if how == signal.SIGKILL:
             await running.kill()

@@ -1,4 +1,4 @@
-"""Crowds of callers who leave, and callers who read slowly, leave nothing behind (threats D2, D4)."""
+"""Crowds of callers who leave, and callers who read slowly, leave nothing behind."""
 
 import asyncio
 import random

@@ -1,6 +1,6 @@
 """Who vouches for callers in the flow tests?
 
-An identity provider of our own: one ES256 key, tokens as CONTRACT 1.1 wants them, API keys beside them.
+An identity provider of our own: one ES256 key, tokens with all the claims that the sidecar needs, API keys beside them.
 """
 
 import secrets

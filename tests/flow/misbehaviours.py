@@ -390,7 +390,7 @@ LARGE: dict[str, Attack] = {
     "a field of 100 MB": endless(b"y" * 2**20),
 }
 
-# --- lists that name what nobody may see (threats L1) -----------------------------------------------------------------
+# --- lists that name what nobody may see ------------------------------------------------------------------------------
 
 SEEN = {"name": "search_code", "description": "Search.", "inputSchema": {"type": "object"}}
 SECRET = {"name": f"{CANARY}_tool", "description": f"{CANARY} description", "inputSchema": {"type": "object"}}
@@ -493,7 +493,7 @@ LISTS = rows(
     }
 )
 
-# What is too much of it for one turn of the loop, though it fits the bound on bytes (threats I11, F14).
+# What is too much of it for one turn of the loop, though it fits the bound on bytes.
 MANY = rows(
     {
         "thousands of tools": (

@@ -106,7 +106,7 @@ async def test_a_reload_takes_new_rules_and_a_bad_file_keeps_the_old_ones(tmp_pa
 
 
 async def test_a_stranger_reads_codes_and_counts_and_no_line_of_a_file(tmp_path: Path) -> None:
-    """S6: a faulty row, and through a link the first line of any file, were shown to whoever asked `/readyz`."""
+    """A faulty row, and through a link the first line of any file, were shown to whoever asked `/readyz`."""
     policies, key = tmp_path / "policies", tmp_path / "audit.key"
     key.write_text("a-secret-of-someone-else\n")
     async with world(tmp_path, settings=SETTINGS, files=files()) as running:

@@ -1,7 +1,7 @@
 """What exactly does a caller hear for each reason, in each era, and what is left behind?
 
-Every row of CONTRACT 6 that exists, as a golden answer: HTTP status, headers, body, audit, metrics. `causes.py` brings
-each about. `UPDATE_GOLDEN=1` writes the files anew; read what changed, callers depend on it.
+Every reason of a refusal, as a golden answer: HTTP status, headers, body, audit, metrics. `causes.py` brings each
+about. `UPDATE_GOLDEN=1` writes the files anew; read what changed, callers depend on it.
 """
 
 import asyncio

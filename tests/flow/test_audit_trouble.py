@@ -1,4 +1,4 @@
-"""What do callers and operators hear when the evidence cannot be written? Report BL-028."""
+"""What do callers and operators hear when the evidence cannot be written? (BL-028)"""
 
 import asyncio
 import threading

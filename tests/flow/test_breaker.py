@@ -1,7 +1,4 @@
-"""Is an upstream that fails given a rest, found again when it is back, and nobody else's trouble?
-
-Threats D5; reports BL-018, BL-036, BL-040, BL-078, BL-086.
-"""
+"""Is an upstream that fails given a rest, found again when it is back, and nobody else's trouble?"""
 
 import asyncio
 import json

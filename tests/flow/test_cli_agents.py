@@ -165,7 +165,7 @@ async def test_who_may_not_is_denied_and_nothing_runs_and_who_may_is_counted(wor
 
 
 async def test_another_ones_task_is_as_none_while_it_runs_and_when_it_is_over(world: AgentWorld) -> None:
-    """BL-071, threats G1."""
+    """BL-071."""
     task, _ = await begun(world)
     await as_none(world, task)
     assert await state_now(world, task) == "working"

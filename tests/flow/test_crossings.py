@@ -480,7 +480,7 @@ async def test_a_session_that_nobody_uses_ends_at_the_server(tmp_path: Path) -> 
 async def test_a_session_that_the_server_lost_is_opened_anew_and_the_call_is_executed_once(
     tmp_path: Path, status: int
 ) -> None:
-    """NR-201: also for the plain call, which is one of the stateless era."""
+    """Also for the plain call, which is one of the stateless era."""
     async with down(tmp_path, SessionsOnly(lost=status)) as running:
         server = running.upstream
         for _ in range(2):

@@ -107,7 +107,7 @@ def ours(upstream: Upstream) -> int:
 
 @pytest.mark.parametrize("status", [404, 400])
 async def test_a_server_that_lost_its_session_costs_no_call(tmp_path: Path, status: int) -> None:
-    """NR-201: the session at the server is ours, so the call is sent once more in a new one."""
+    """The session at the server is ours, so the call is sent once more in a new one."""
     lost: set[str] = set()
 
     async def known(request: web.Request, message: dict[str, Any]) -> web.StreamResponse:

@@ -94,7 +94,7 @@ async def test_a_name_that_would_be_too_long_is_left_out_and_reported(tmp_path: 
 
 @both_eras
 async def test_a_page_of_mcp_apps_is_read_where_it_was_given(tmp_path: Path, era: Era) -> None:
-    """NR-216. Hosts look for the scheme, in `_meta` of a tool, of its result and of what a result holds."""
+    """Hosts look for the scheme, in `_meta` of a tool, of its result and of what a result holds."""
     page, there = "ui://w/a.html", "ui://github/ui%3A%2F%2Fw%2Fa.html"
     meta = {"ui": {"resourceUri": page, "csp": {"connectDomains": ["https://a.example"]}}, "ui/resourceUri": page}
     named = {"ui": {**meta["ui"], "resourceUri": there}, "ui/resourceUri": there}  # type: ignore[dict-item]
@@ -170,7 +170,7 @@ MIXED = tables("flow/federation")["mixed"]
 
 @both_eras
 async def test_what_is_listed_is_what_can_be_called_at_every_server(tmp_path: Path, era: Era) -> None:
-    """BL-035, threats L2."""
+    """BL-035."""
     names = ["read_a", "read_b", "write_a", "write_b", "other"]
     servers = {name: Upstream(tools=tools(*names)) for name in ("github", "gitlab", "secret")}
     roles = "g, nhi:planner, role:readers\ng2, tool:gitlab/other, set:some\n"

@@ -1,7 +1,7 @@
 """Can a caller who does not speak HTTP get past us, or hold us up?
 
 Bytes on a raw socket, whole and in two pieces: nothing that two readers could frame differently is executed, every
-answer has exactly one record, and after a fault the connection is over (threats H1, H5, H8, D1, D5).
+answer has exactly one record, and after a fault the connection is over.
 """
 
 import asyncio

@@ -1,8 +1,7 @@
 """Can an upstream crash us, lie to a caller, show what is hidden, or harm another one?
 
 Every script of `misbehaviours.py`, over every transport and before servers of either era: what its caller hears, while
-others go on untouched; and nothing is left of it (threats D5, F14, H10-H12, I11, L1, S5, X5, X7). Each call has one
-answer and one terminal record, whatever happens.
+others go on untouched; and nothing is left of it. Each call has one answer and one terminal record, whatever happens.
 """
 
 import asyncio
@@ -41,7 +40,7 @@ from tests.flow.world import PATIENCE_S, RULES, Upstream, World, listening, unti
 from tests.unit.http.client.hostile import serving
 
 CALM = RULES + "p, nhi:planner, tool:calm/*, use, -, -, -, allow\n"
-LAG_S = 1.0  # of the loop, by one step: 50 ms on a quiet machine (threats I11), and minutes where the cost is quadratic
+LAG_S = 1.0  # of the loop, by one step: 50 ms on a quiet machine, and minutes where the cost is quadratic
 LEAKS = ("leaked", "evil", "127.0.0.1", "Traceback", "sidecar/")
 RudeCall = Callable[[Talk, str], Awaitable[Any]]
 STATUS = {scripts.REFUSED: 502, scripts.FAILED: 502, scripts.TIMEOUT: 504, "": 200}
@@ -166,7 +165,7 @@ async def test_bytes_of_every_kind_are_told_by_their_reason(
 async def test_a_list_shows_nothing_that_is_hidden_however_it_is_said(
     tmp_path: Path, era: Era, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """BL-021, threats L1, L3: neither a name, nor a description, nor an address of what its reader may not use."""
+    """BL-021: neither a name, nor a description, nor an address of what its reader may not use."""
     async with before_hostile(tmp_path, {name: script.attack for name, script in scripts.LISTS.items()}) as (
         _,
         running,
@@ -280,7 +279,6 @@ async def rude_call(talk: Talk, name: str) -> Any:
 
 
 async def test_malformed_side_messages_on_pipes_are_dropped_and_the_answer_arrives(tmp_path: Path) -> None:
-    """NR-230."""
     note = {"jsonrpc": "2.0", "method": "notifications/message", "params": {}}
     file = tmp_path / "said"
     lines = [
@@ -346,7 +344,7 @@ async def test_a_list_on_every_stream_of_a_2024_server_is_its_readers_and_filter
 
 
 async def test_an_answer_on_another_clients_stream_is_unidentified(tmp_path: Path) -> None:
-    """Threats S5: what is said there to a question that was asked elsewhere answers nothing."""
+    """What is said there to a question that was asked elsewhere answers nothing."""
     async with before_old(tmp_path, 1) as (_, running):
         mine, others = Talk(running, "session"), [Talk(running, "session") for _ in range(3)]
         for talk in (mine, *others):

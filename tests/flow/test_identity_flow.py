@@ -217,7 +217,6 @@ async def test_metadata_says_where_tokens_come_from_and_what_for(tmp_path: Path)
 
 
 async def test_an_address_with_a_slash_at_its_end_is_the_same_address(tmp_path: Path) -> None:
-    """NR-221."""
     async with gateway(tmp_path) as running:
         for server in ("github/", ""):
             talk = Talk(running, "stateless", server=server)
@@ -251,7 +250,7 @@ async def test_an_absolute_target_is_read_where_it_names_the_host_that_host_name
 
 
 async def test_below_a_path_metadata_is_where_clients_derive_it_and_the_challenge_says_so(tmp_path: Path) -> None:
-    """NR-205. The proxy in front takes the path away, but not from what is well known."""
+    """The proxy in front takes the path away, but not from what is well known (RFC 9728)."""
     settings = 'server: {listen: "127.0.0.1:0", public_url: "http://localhost:8080/gateway"}\n'
     async with gateway(tmp_path, settings=settings) as running:
         url = f"http://127.0.0.1:{running.app.listeners[0].port}"
@@ -295,7 +294,6 @@ EXPOSED = {"Mcp-Session-Id", "WWW-Authenticate", "MCP-Protocol-Version", "Retry-
 
 
 async def test_pages_of_allowed_origins_may_ask_and_read_and_no_others(tmp_path: Path) -> None:
-    """NR-206."""
     settings = f'server: {{listen: "127.0.0.1:0", allowed_origins: ["{PAGE}"]}}\n'
 
     async def listen(incoming: web.Request, _: dict[str, Any]) -> web.StreamResponse:

@@ -105,7 +105,7 @@ async def test_any_place_in_a_chain_counts_and_the_target(tmp_path: Path) -> Non
 
 
 async def test_no_mode_of_policy_changes_the_answer_and_the_stronger_reason_is_told(tmp_path: Path) -> None:
-    """CONTRACT 6: authenticate, disabled, policy."""
+    """The order is: authenticate, disabled, policy."""
     async with world(tmp_path, settings=shadow()) as running:
         assert (await running.call("delete_repo", {}))[0] == 200
         await disable(running, "nhi:planner")

@@ -1,7 +1,4 @@
-"""Is what is listed what can be called, and who learns what there is?
-
-Threats L2, L3, L5, L8; reports BL-010, BL-014, BL-035, BL-064.
-"""
+"""Is what is listed what can be called, and who learns what there is?"""
 
 import json
 import re
@@ -16,7 +13,7 @@ from tests.flow.world import Upstream, listening, world
 
 @pytest.mark.parametrize("era", ERAS)
 async def test_what_is_listed_is_what_can_be_called(tmp_path: Path, era: Era) -> None:
-    """BL-035, threats L2: for every tool, and for rules of every kind."""
+    """BL-035: for every tool, and for rules of every kind."""
     names = ["read_a", "read_b", "write_a", "write_b", "other"]
     rules = """\
 p, role:readers, tool:github/read_*, use, -, -, -, allow
@@ -59,7 +56,7 @@ async def test_a_tool_without_a_usable_schema_is_not_listed_and_ten_good_ones_ar
 
 @pytest.mark.parametrize("era", ERAS)
 async def test_denied_unknown_and_hidden_look_alike_and_are_told_apart_in_the_audit(tmp_path: Path, era: Era) -> None:
-    """BL-064, threats L3."""
+    """BL-064."""
     rules = """\
 p, nhi:planner, tool:github/search_*, use, -, -, -, allow
 p, *, tool:github/search_private, tools/call, -, -, -, deny
@@ -87,7 +84,7 @@ def bare(answer: tuple[int, Any, Any]) -> tuple[int, str, list[str]]:
 @pytest.mark.parametrize("era", ERAS)
 @pytest.mark.parametrize("server", ["github", "no-such-server"])
 async def test_without_a_grant_there_is_no_list_not_even_an_empty_one(tmp_path: Path, server: str, era: Era) -> None:
-    """Threats L8."""
+    """A model takes an empty list for a server without tools."""
     rules = "p, nhi:somebody, tool:github/*, use, -, -, -, allow\n"
     async with talking(world(tmp_path, rules=rules), era, server=server) as talk:
         answer = await talk.ask("tools/list") if era == "stateless" else await talk.open()
@@ -109,7 +106,7 @@ def two_upstreams(second: str, more: str = "") -> str:
 
 @pytest.mark.parametrize("era", ERAS)
 async def test_two_servers_with_the_same_tool_never_meet(tmp_path: Path, era: Era) -> None:
-    """BL-014, threats L5."""
+    """BL-014."""
     tools = [{"name": "send_email", "inputSchema": {"type": "object"}}]
     one, other = Upstream(tools=tools), Upstream(tools=tools)
     rules = "p, nhi:planner, tool:github/send_email, use, -, -, -, allow\n"

@@ -1,6 +1,6 @@
 """Does anybody ever see what they may not use?
 
-Lists of every kind, in both eras, as bodies and as streams, well-formed and not (threats L1, L3, L4; report BL-021).
+Lists of every kind, in both eras, as bodies and as streams, well-formed and not (BL-021).
 """
 
 import asyncio
@@ -352,7 +352,7 @@ DENIED = "p, nhi:planner, tool:github/*, use, -, -, -, allow\np, *, tool:github/
 async def test_what_no_call_can_name_is_told_with_the_reason(
     tmp_path: Path, era: Era, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """NR-215: by who could use it, in `_meta` of the list; by operators, in the log (once) and in /api/upstreams."""
+    """By who could use it, in `_meta` of the list; by operators, in the log (once) and in /api/upstreams."""
     async with talking(world(tmp_path, rules=EVERYTHING, upstream=Odd()), era) as talk:
         for method, (member, _, left_out) in ODD.items():
             told = (await talk.ask(method))[1]["result"]

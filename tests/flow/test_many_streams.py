@@ -1,7 +1,4 @@
-"""Do many streams cost nobody else anything, and leave nothing? `python -m bench.streams` is the long run of this.
-
-Threats D3, D4, S10, F9.
-"""
+"""Do many streams cost nobody else anything, and leave nothing? `python -m bench.streams` is the long run of this."""
 
 import asyncio
 import resource

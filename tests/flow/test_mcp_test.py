@@ -51,7 +51,6 @@ async def test_a_tool_that_cannot_be_called_degrades_it_and_is_named(tmp_path: P
 
 
 async def test_what_no_call_can_name_is_named_with_its_reason(tmp_path: Path) -> None:
-    """NR-215."""
     async with listening(Upstream(tools=[*TOOLS, {"name": "a b", "inputSchema": {"type": "object"}}]).handle) as base:
         write_folder(tmp_path, f"{base}/mcp")
         result = await look(tmp_path)
@@ -72,7 +71,7 @@ NO_HANDSHAKES = [
 
 @pytest.mark.parametrize(("way", "why"), NO_HANDSHAKES)
 async def test_without_a_handshake_it_is_unhealthy_and_says_why(way: Any, why: str, tmp_path: Path) -> None:
-    """NR-221: a redirect with its target."""
+    """Also a redirect, which is named with its target."""
     code, told = await report(tmp_path, Upstream(script={"server/discover": way, "initialize": way}))
     assert (code, told["status"], told["handshake_success"]) == (1, "unhealthy", False)
     assert why in told["error_message"]

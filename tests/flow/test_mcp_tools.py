@@ -1,6 +1,6 @@
 """Can an operator see what a server lists, what of it was approved, and approve it?
 
-sidecar mcp tools, against a server that listens, in the folder of a configuration. Threats L6, L7.
+sidecar mcp tools, against a server that listens, in the folder of a configuration.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""What does one request leave behind for the next one on its connection? (threats H1, H4)
+"""What does one request leave behind for the next one on its connection?
 
 A bare listener tells which headers it saw. It runs on each of the parsers that the HTTP library has, whole requests and
 requests in pieces; and what is read of upstreams is held to the same.

@@ -1,4 +1,4 @@
-"""Does what is open end when its permission does, and has nobody more of it than their share? Threats S7, S8, S10."""
+"""Does what is open end when its permission does, and has nobody more of it than their share?"""
 
 import asyncio
 from pathlib import Path

@@ -1,7 +1,4 @@
-"""Do callers of the HTTP+SSE transport of MCP 2024-11-05 get the same answers, and nobody another's?
-
-Reports BL-070, BL-090.
-"""
+"""Do callers of the HTTP+SSE transport of MCP 2024-11-05 get the same answers, and nobody another's?"""
 
 import asyncio
 import json

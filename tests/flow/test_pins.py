@@ -1,7 +1,4 @@
-"""Can a server change a tool after it was approved?
-
-Threats L5, L6, L7; reports BL-014, BL-061.
-"""
+"""Can a server change a tool after it was approved?"""
 
 import asyncio
 import copy
@@ -213,7 +210,7 @@ async def test_pins_come_into_force_while_it_serves(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("first", ["github", "gitlab"])
 async def test_two_servers_with_one_name_of_a_tool_have_pins_apart(tmp_path: Path, first: str) -> None:
-    """BL-014, threats L5: in either order; and a third that is added while it serves."""
+    """BL-014: in either order; and a third that is added while it serves."""
     mail = {"name": "send_email", "description": "Ours.", "inputSchema": {"type": "object"}}
     theirs, late = {**mail, "description": "Theirs."}, {**mail, "description": "Late."}
     one, other, third = offering(mail), offering(theirs), offering(late)

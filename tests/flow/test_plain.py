@@ -162,7 +162,7 @@ LARGE = [2**53 + 1, 2**63 - 1, 2**63, 2**64 - 1, -(2**63)]
 
 @pytest.mark.parametrize("era", ["stateless", "session", "plain"])
 async def test_integers_of_64_bits_pass_unchanged(tmp_path: Path, era: Any) -> None:
-    """NR-207, CONTRACT 5: in arguments, where a condition reads them, and in results."""
+    """In arguments, where a condition reads them, and in results."""
 
     async def echo(request: web.Request, message: dict[str, Any]) -> web.StreamResponse:
         result = {"content": [], "structuredContent": message["params"]["arguments"], "resultType": "complete"}
@@ -179,7 +179,7 @@ async def test_integers_of_64_bits_pass_unchanged(tmp_path: Path, era: Any) -> N
 
 @pytest.mark.parametrize("era", ["stateless", "session"])
 async def test_a_message_says_itself_which_run_it_is_of(tmp_path: Path, era: Any) -> None:
-    """CONTRACT 7: `_meta` of a call; what is not well formed there leaves what the head says."""
+    """Of `_meta` of a call; what is not well formed there leaves what the head says."""
     trace, other = "0af7651916cd43dd8448eb211c80319c", "1af7651916cd43dd8448eb211c80319c"
     head = {"X-Run-Id": "run-7", "X-Thread-Id": "thread-7", "traceparent": f"00-{trace}-b7ad6b7169203331-01"}
     said = {"run_id": "run-8", "thread_id": "thread-8", "traceparent": f"00-{other}-b7ad6b7169203331-01"}

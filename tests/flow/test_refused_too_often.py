@@ -119,7 +119,7 @@ async def test_a_principal_who_was_refused_too_often_waits_and_others_do_not(era
 
 
 async def test_names_that_a_refused_call_brought_and_that_are_not_ours_are_on_record_as_digests(tmp_path: Path) -> None:
-    """S8: what stands in the evidence is not a caller's choice; what is ours is there as it is called."""
+    """What stands in the evidence is not a caller's choice; what is ours is there as it is called."""
     mine = "alice@example.org-owes-me-money"
     rules = row() + "p, nhi:planner, tool:github/*, use, -, -, -, allow\n"
     async with known(tmp_path, rules=rules) as running:

@@ -328,7 +328,7 @@ async def test_best_effort_lets_the_result_go(tmp_path: Path) -> None:
 
 
 async def test_a_large_answer_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """1 MB of prose with everything looked for, in slices (threats I11)."""
+    """1 MB of prose with everything looked for, in slices."""
     prose = "the quick brown fox paid 4111 euros to fox@a and 10.0 more; " * 17_000
     rules = "redact: [{classes: [email, card, bearer, jwt, api_key, private_key, iban, ssn, ipv4]}]"
     async with before(tmp_path, rules, giving(text(prose + MAIL))) as running:

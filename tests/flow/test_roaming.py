@@ -166,7 +166,7 @@ async def test_a_store_that_is_out_answers_for_no_session(valkey: Valkey, tmp_pa
 
 
 async def test_only_what_is_there_is_told_to_be_out(valkey: Valkey, tmp_path: Path) -> None:
-    """19: where no program, agent or schedule is configured, none of their stores was worth a word."""
+    """Where no program, agent or schedule is configured, none of their stores was worth a word."""
     with valkey.client() as client:
         client.flushall()
     settings = f'store: {{url: "{valkey.url}"}}\ntasks: {{store: redis}}\n'

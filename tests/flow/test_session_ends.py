@@ -1,7 +1,4 @@
-"""How does a session begin and end, and what is left of it?
-
-Threats S9, reports BL-043, BL-101.
-"""
+"""How does a session begin and end, and what is left of it?"""
 
 import asyncio
 import socket

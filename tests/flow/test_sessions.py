@@ -1,7 +1,7 @@
 """Whose session is it?
 
-Everything that somebody else, or somebody at another time, can do with an `Mcp-Session-Id` or an event id (threats
-S1-S6, reports BL-060, BL-066, BL-097).
+Everything that somebody else, or somebody at another time, can do with an `Mcp-Session-Id` or an event id (BL-060,
+BL-066, BL-097).
 """
 
 import asyncio
@@ -194,7 +194,6 @@ async def test_what_a_server_sends_reaches_only_its_own_client(tmp_path: Path) -
 async def test_what_is_no_message_on_a_sessions_stream_is_dropped_and_counted_and_the_stream_goes_on(
     house: World,
 ) -> None:
-    """NR-217, NR-230."""
     alice = await opened(house)
     (session,) = house.app.sessions
     note = {"jsonrpc": "2.0", "method": "notifications/message", "params": {"level": "info", "data": "x"}}
@@ -288,7 +287,7 @@ WRONG: list[tuple[str, Any, int]] = [*tables("flow/sessions")["wrong"], ("prompt
 
 
 async def test_a_wrong_request_in_a_live_session_is_answered_to_its_id(house: World) -> None:
-    """Clients of the session era give up on every 4xx; NR-207: an id of 64 bits comes back as it was."""
+    """Clients of the session era give up on every 4xx. An id of 64 bits comes back as it was."""
     alice, id = await opened(house), 2**64 - 1
     for method, params, code in WRONG:
         answer = await alice.say({"id": id, "method": method, "params": params})
@@ -306,7 +305,6 @@ async def test_before_there_is_a_session_a_wrong_request_is_http_400(house: Worl
 
 
 async def test_a_newer_client_negotiates_by_its_body(house: World) -> None:
-    """NR-212."""
     hello = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "newer", "version": "1"}}
     for header in ("2099-01-01", "nonsense", "2026-07-28"):
         answer = await house.post(request("initialize", hello), headers={**ALICE, "MCP-Protocol-Version": header})

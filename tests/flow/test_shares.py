@@ -1,6 +1,6 @@
 """Can one caller have so much of an upstream that nothing is left for others?
 
-Threats D3, D5: not by calls that are slow, not by many at once, not by time-outs.
+Not by calls that are slow, not by many at once, not by time-outs.
 """
 
 import asyncio

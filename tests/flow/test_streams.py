@@ -1,7 +1,4 @@
-"""How long may a stream last, and how many of them?
-
-Threats S7, S10, D3, reports BL-037, BL-091.
-"""
+"""How long may a stream last, and how many of them?"""
 
 import asyncio
 import json
@@ -130,7 +127,7 @@ async def test_draining_ends_streams_and_lets_calls_finish(tmp_path: Path) -> No
             call = asyncio.create_task(alice.call("search_code", GOOD))
             await until(lambda: upstream.methods().count("tools/call") == 1)
             draining = asyncio.create_task(running.app.pipeline.drain(5.0))
-            assert await ear.block() == b": closed, draining\n\n"  # CONTRACT 9: streams get a closing event
+            assert await ear.block() == b": closed, draining\n\n"  # streams get a closing event
             assert await ear.rest() == []
             released.set()
             assert (await call)[0] == 200
@@ -202,7 +199,7 @@ async def test_a_storm_of_reconnects_costs_no_list_no_call_and_no_other_client(t
 
 
 async def test_listeners_at_the_upstream_keep_no_call_waiting(tmp_path: Path) -> None:
-    """threats D3: more streams than the upstream has connections for calls."""
+    """More streams than the upstream has connections for calls."""
     upstream = Upstream(script={"GET": Emitter().listen})
     three = "max_connections: 3"
     async with gateway(tmp_path, upstream=upstream, mcp_settings=three) as running, AsyncExitStack() as ears:

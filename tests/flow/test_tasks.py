@@ -1,4 +1,4 @@
-"""Is a task its owner's alone, in every method of both eras, live, finished, over, and after a kill? (threats G1, G2)
+"""Is a task its owner's alone, in every method of both eras, live, finished, over, and after a kill?
 
 `TaskServer` is an MCP server that has tasks as 2025-11-25 and as the extension of 2026-07-28 have them, and tells
 everybody everything: what a caller may not have, only the sidecar keeps back.

@@ -1,7 +1,6 @@
 """Can an upstream keep us waiting, break off, or be too much for us?
 
-Ones that hang, and those that hang up anywhere, while other callers work on (threats D5, I11;
-reports BL-018, BL-019, BL-036, BL-038, BL-086).
+Ones that hang, and those that hang up anywhere, while other callers work on (BL-018, BL-019, BL-036, BL-038, BL-086).
 """
 
 import asyncio
@@ -78,7 +77,7 @@ PROGRESS = {"jsonrpc": "2.0", "method": "notifications/progress", "params": {"pr
 async def test_a_limit_of_the_upstream_reaches_its_caller_with_its_time(
     tmp_path: Path, how: str, code: int, body: str
 ) -> None:
-    """NR-214: it was not executed; 429 is no fault of the server's, and 503 is."""
+    """A limited call was not executed. 429 is no fault of the server's, and 503 is."""
 
     error = {"code": -32029, "message": "slow down", "data": {"plan": "free"}}
     told = {"jsonrpc": "2.0", "id": None, "error": error}
@@ -112,7 +111,6 @@ async def test_a_limit_of_the_upstream_reaches_its_caller_with_its_time(
 async def test_a_redirect_is_reported_with_its_target_and_never_followed(
     tmp_path: Path, how: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """NR-221."""
     elsewhere = "https://mcp.acme.example/mcp/"
 
     leads_away = scripts.status(307, location=f"{elsewhere}?key=s3cret")
@@ -179,7 +177,7 @@ RESET = ", timeout_resets_on_progress: true"
 async def test_two_minutes_of_progress_pass_as_they_come_up_to_the_deadline(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: str, ends_s: int, reason: str
 ) -> None:
-    """BL-038, NR-220, threats X7: for both eras; and progress moves the deadline where the settings say so alone."""
+    """BL-038: for both eras; and progress moves the deadline where the settings say so alone."""
     upstream = Upstream(script={"tools/call": two_minutes})
     monkeypatch.setattr(http_address, "CONNECT_S", 60.0)
     async with world(tmp_path, upstream=upstream, mcp_settings=settings) as running:
@@ -209,7 +207,7 @@ async def test_two_minutes_of_progress_pass_as_they_come_up_to_the_deadline(
 
 @pytest.mark.parametrize("era", ERAS)
 async def test_a_call_whose_stream_has_begun_is_kept_alive(tmp_path: Path, era: Era) -> None:
-    """NR-220: what stands between would close a connection that is silent for long."""
+    """What stands between would close a connection that is silent for long."""
     enough = asyncio.Event()
 
     silent = scripts.stream(event(PROGRESS), enough, done)

@@ -1,7 +1,6 @@
 """What is left of a caller who goes away, or does not read?
 
-A hundred callers hang up with an RST, at random bytes of what they send; others stop reading (threats D2, D4; report
-BL-019).
+A hundred callers hang up with an RST, at random bytes of what they send; others stop reading (BL-019).
 """
 
 import asyncio

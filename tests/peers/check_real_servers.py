@@ -270,7 +270,7 @@ async def test_all_of_mcp_is_the_same_over_each_transport(tmp_path: Path, transp
 
 @both_eras
 async def test_a_restart_of_a_server_costs_a_stateless_client_nothing(tmp_path: Path, era: str) -> None:
-    """NR-201: `server-everything` answers 400 in sessions that it does not know. A client of sessions hears 404."""
+    """`server-everything` answers 400 in sessions that it does not know. A client of sessions hears 404."""
     with everything_over("streamableHttp") as base:
         async with (
             wire_to(_port(base)) as wire,

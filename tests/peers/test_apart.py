@@ -1,4 +1,4 @@
-"""Does anything of one client ever reach another? (threats S4, S5; reports BL-060, BL-066)"""
+"""Does anything of one client ever reach another? (BL-060, BL-066)"""
 
 import asyncio
 from collections.abc import AsyncIterator

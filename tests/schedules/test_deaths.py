@@ -1,4 +1,4 @@
-"""Does each due time run exactly once, whoever dies, and wherever? (issue 7)
+"""Does each due time run exactly once, whoever dies, and wherever?
 
 But where a message is just on its way to its agent: whether it was heard is not known then, and it is not said again.
 `tests/a2a/check_task_restarts.py` dies there.

@@ -1,4 +1,4 @@
-"""Does a terminal obey what others named? Threats O1; issue 15, S8."""
+"""Does a terminal obey what others named?"""
 
 import os
 from pathlib import Path

@@ -269,6 +269,13 @@ def test_docstrings_state_what_a_thing_does() -> None:
             assert not re.fullmatch(r"As `[^`]+`\.?", text), (path, text)
 
 
+def test_no_file_cites_a_document_that_its_reader_does_not_have() -> None:
+    """A reason is stated, or is in an RFC, a specification, an advisory or a public issue."""
+    cited = re.compile(r"\b(?:[Tt]hreats?|[Ii]nvariants?) [A-Z]?\d|\b(?:CONTRACT|DESIGN)\b|\b(?:BL|NR)-\d")
+    scripts = {path: path.read_text("utf-8") for path in (ROOT / "sidecar").rglob("*.lua")}
+    assert [path for path, source in {**sources(), **scripts}.items() if cited.search(source)] == []
+
+
 def test_persons_are_named_by_their_part() -> None:
     words = re.compile(r"\b(?:whoever|nobody|somebody|everybody|anybody)\b", re.IGNORECASE)
     assert sum(len(words.findall(source)) for source in sources().values()) < 20

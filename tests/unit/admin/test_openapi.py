@@ -22,7 +22,7 @@ DOCUMENT = document()
 EVERY = [(path, verb) for path, item in DOCUMENT["paths"].items() for verb in item if verb in ("get", "post", "delete")]
 ASKED = [(one.path, "get" if one.request is None else "post") for one in AUTHZEN_OPERATIONS]  # of enforcement points
 OPERATIONS = [one for one in EVERY if not one[0].startswith("/api/") and one not in ASKED]  # of callers
-# From the seeds: their fields, in their order.
+# From the original data models: their fields, in their order.
 SEED = tables("admin/openapi")["seed"]
 KINDS = {
     "/mcp/{server}/tools": TOOLS,

@@ -17,7 +17,7 @@ TABLES = tables("admin/requests")
 
 MODELS = (RunOrder, CancelOrder, Nothing)
 MEMBERS = {*RunOrder.__annotations__, "reason"}
-# What the seed's configuration and other gateways take over the wire (BL-029, threats X1).
+# What the original data models' configuration and other gateways take over the wire (BL-029).
 POISON = (
     *("command", "cmd", "executable", "args", "cli_args", "argv", "env", "envs", "env_path", "cwd", "shell"),
     *("transport", "per_call", "timeout", "Prompt", "PROMPT", "__proto__", "working_dir", "parameters "),

@@ -334,7 +334,7 @@ def test_a_file_that_somebody_else_had_his_hands_on_takes_no_record(path: Path, 
 def test_a_file_that_was_moved_away_takes_no_record_until_it_is_back(
     path: Path, tmp_path: Path, instead: bytes | None, looks: FakeClock
 ) -> None:
-    """21: it went on being written where nobody looks for it, and the sidecar was ready."""
+    """It went on being written where nobody looks for it, and the sidecar was ready."""
     audit = open_audit(path)
     forward(audit)
     moved = path.rename(tmp_path / "audit.1.jsonl")

@@ -274,7 +274,7 @@ def test_a_name_has_one_digest_in_a_tenant_and_none_that_a_name_could_be() -> No
 
 
 def test_the_seeds_names_are_there_for_records_of_every_version(audit: Audit, path: Path) -> None:
-    """22: `tool_name` held the server and `method` the tool: now names say what is there, the seed's are aliases."""
+    """`tool_name` held the server and `method` the tool: now names say what is there; the original ones are aliases."""
     forward(audit)
     new = records(path)[-1]
     assert (new["v"], new["server"], new["tool"], new["method"]) == (2, "github", "search", "tools/call")

@@ -196,7 +196,7 @@ def test_problems_without_end_are_counted_but_not_kept(path: Path) -> None:
 
 @pytest.mark.parametrize("version", [1, 2])
 def test_records_of_every_version_verify(path: Path, version: int) -> None:
-    """CONTRACT 13: `verify` reads every older audit version."""
+    """`verify` reads every older audit version."""
     lines: Lines = []
     end = "0" * 64
     for record in map(orjson.loads, path.read_bytes().splitlines()):

@@ -1,4 +1,4 @@
-"""What does a caller hear when the answer is no? CONTRACT 6, row by row and era by era.
+"""What does a caller hear when the answer is no? Reason by reason, and era by era.
 
 `UPDATE_GOLDEN=1 pytest tests/unit/gateway/test_error_responses.py` writes `tests/golden/answers.json` anew; read the
 diff then.
@@ -72,9 +72,9 @@ def test_the_golden_answers_are_those_of_the_reasons_that_exist() -> None:
     assert json.loads(GOLDEN.read_text(encoding="utf-8")).keys() == {reason.value for reason in Reason}
 
 
-# CONTRACT 6: (stateless MCP, session MCP, JSON-RPC code, the seed's word), and which reasons.
-CONTRACT: list[tuple[int, int, int, str, str]] = json.loads(GOLDEN.with_name("contract_6.json").read_text())
-ROWS = [(Reason(word), row) for row in CONTRACT for word in row[4].split()]
+# (stateless MCP, session MCP, JSON-RPC code, word of the original data models, which reasons).
+STATUSES: list[tuple[int, int, int, str, str]] = json.loads(GOLDEN.with_name("reasons.json").read_text())
+ROWS = [(Reason(word), row) for row in STATUSES for word in row[4].split()]
 # In a live session a 4xx that answers a message stops its client; these alone are told with one.
 STAYS_HTTP = {
     *(Reason.UNAUTHENTICATED, Reason.BAD_CREDENTIAL, Reason.CREDENTIAL_CONFLICT, Reason.CLIENT_UNKNOWN),

@@ -202,7 +202,6 @@ def test_pointers_lead_where_rfc_6901_says() -> None:
 
 
 def test_however_much_is_found_other_work_runs_between_the_slices() -> None:
-    """Threats I11."""
     text, replaced, pauses = "a@b.co " * 200_000, 0, 0
     message = Response(1, {"content": [{"type": "text", "text": text}]})
     steps = screen({"classes": ["email"]}).reading("tools/call", "t").message(message)

@@ -1,4 +1,4 @@
-"""Is an address, a host, a header or a body taken only where it has one reading? (threats H4-H8, P10, P11; BL-049)"""
+"""Is an address, a host, a header or a body taken only where it has one reading? (BL-049)"""
 
 import asyncio
 import encodings.aliases

@@ -1,4 +1,4 @@
-"""Through whom does a call come? Every sentence of CONTRACT 1.1, honest and forged."""
+"""Through whom does a call come? Every way to name a chain, honest and forged."""
 
 from collections.abc import Callable
 from typing import Any

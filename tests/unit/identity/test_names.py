@@ -10,7 +10,7 @@ NAMESPACE = st.sampled_from(["", "corp", "partner", "a-b"])
 
 
 @given(TEXT)
-def test_an_id_is_what_the_contract_says(text: str) -> None:
+def test_an_id_is_of_the_grammar(text: str) -> None:
     printable = all("!" <= sign <= "~" for sign in text)
     assert is_id(text) == (1 <= len(text) <= 256 and printable and not set(text) & set("\"',|*"))
 

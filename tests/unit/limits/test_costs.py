@@ -184,7 +184,7 @@ async def play(stage: Stage, steps: list[Step]) -> None:
 
 
 async def end(model: Model, name: str, lease: Lease, step: Step, how: str) -> None:
-    """A call ends; what did it cost, by the words of the contract?"""
+    """A call ends; what did it cost, by the words of the documentation?"""
     taken, lease.forwarded = model.taken[name], how != "unsent"
     usage = {"cost": None if step.usd is None else str(step.usd), "tokens": step.tokens}
     if how == "unsent":

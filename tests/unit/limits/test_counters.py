@@ -1,4 +1,4 @@
-"""Do the counters say what a naive reader of the contract would count?
+"""Do the counters say what a naive reader of the limits would count?
 
 Hours, days and months are judged by the model in test_costs.py.
 """

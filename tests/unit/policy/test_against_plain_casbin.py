@@ -128,7 +128,7 @@ def test_nothing_that_was_asked_before_changes_an_answer(
 def test_the_order_of_rows_changes_nothing(
     policy: Policy, asked: list[tuple[Chain, Question]], data: st.DataObject
 ) -> None:
-    """Threats K10."""
+    """With Casbin's `priority` effect, the order of rows would be policy."""
     engines = built(policy), built(policy, lambda lines: data.draw(st.permutations(lines)))
     assert len({engine.revision for engine in engines}) == 1
     for chain, question in asked:
@@ -155,8 +155,8 @@ def conditional(draw: st.DrawFn) -> Policy:
 @generous
 @given(policy=conditional(), chain=st.sampled_from([(Principal("user:a"),), (Principal("user:b"),)]))
 def test_what_is_listed_is_what_some_call_may_do(policy: Policy, chain: Chain) -> None:
-    """Threats I9, reports BL-035: whatever is callable with some arguments is listed, and nothing that is not listed
-    can be called with any. What is listed in vain can only be a tool whose conditions contradict each other."""
+    """BL-035: whatever is callable with some arguments is listed, and nothing that is not listed can be called with
+    any. What is listed in vain can only be a tool whose conditions contradict each other."""
     engine = built(policy)
     arguments_known = [{}, {"x": 1}, {"x": 2}, {"x": 3}, {"x": "1"}, {"flag": True}, {"x": 1, "flag": True}]
     for name in ("t1", "t2"):

@@ -1,4 +1,4 @@
-"""Is none of Casbin's traps open? One test for each row of threats 2.8."""
+"""Is none of Casbin's traps open? Each allows, drops or matches more than its writer meant."""
 
 import logging
 from pathlib import Path

@@ -63,8 +63,8 @@ def test_an_agent_is_asked_by_the_kind_of_the_last_principal(tmp_path: Path) -> 
         assert asked.decide(chain(name), question, NOW).allowed is allowed
 
 
-@pytest.mark.parametrize(("action", "used"), TABLES["test_use_is_what_the_contract_lists"])
-def test_use_is_what_the_contract_lists(tmp_path: Path, action: str, used: bool) -> None:
+@pytest.mark.parametrize(("action", "used"), TABLES["test_use_stands_for_these_actions"])
+def test_use_stands_for_these_actions(tmp_path: Path, action: str, used: bool) -> None:
     asked = engine(tmp_path, {"agent_to_tool": "p, user:a, nhi:s, use, -, -, -, allow\n"})
     assert asked.decide(chain("user:a"), session("s", action), NOW).allowed is used
 

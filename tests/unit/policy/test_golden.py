@@ -45,7 +45,7 @@ USING = {"tool": "tools/call", "resource": "resources/read", "prompt": "prompts/
 
 
 def test_the_shipped_policy_decides_as_pinned() -> None:
-    """Reports BL-102: the same table under the lowest and the newest supported pycasbin; a changed line is a change of
+    """BL-102: the same table under the lowest and the newest supported pycasbin; a changed line is a change of
     meaning."""
     engine = Engine(load_policy(REPOSITORY / "models", REPOSITORY / "policies"))
     lines = []
@@ -70,5 +70,5 @@ def test_the_shipped_policy_has_no_warnings() -> None:
 def test_every_action_that_mcp_asks_is_known() -> None:
     from sidecar.protocols.mcp.messages import METHODS, NOTIFICATIONS, SERVER_REQUESTS
 
-    asked_otherwise = {"resources/subscribe", "resources/unsubscribe", "completion/complete"}  # CONTRACT 1.4
+    asked_otherwise = {"resources/subscribe", "resources/unsubscribe", "completion/complete"}
     assert {*METHODS, *NOTIFICATIONS, *SERVER_REQUESTS} - asked_otherwise <= ACTIONS

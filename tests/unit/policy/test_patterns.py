@@ -1,4 +1,4 @@
-"""Does `*` mean what the contract says, on every text and in linear time?"""
+"""Does `*` mean any run of characters, on every text and in linear time?"""
 
 import re
 
@@ -65,7 +65,7 @@ def test_patterns_that_meet_fit_one_text(one: str, other: str) -> None:
 
 @pytest.mark.parametrize(("text", "pattern", "fits"), TABLES["globs"])
 def test_only_the_star_is_special(text: str, pattern: str, fits: bool) -> None:
-    """Threats K2, K3; reports BL-034."""
+    """BL-034."""
     assert glob(text, pattern) is fits
 
 

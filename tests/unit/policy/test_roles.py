@@ -62,7 +62,7 @@ def test_a_role_from_a_token_is_its_bearers_alone(tmp_path: Path) -> None:
 
 
 def test_another_callers_roles_change_nothing(tmp_path: Path) -> None:
-    """Reports BL-087: a grant of one principal never changes another's result."""
+    """BL-087: a grant of one principal never changes another's result."""
     asked = engine(tmp_path, {"agent_to_tool": GRANT, "roles": "g, user:x, role:r1\n"})
     assert asked.decide(chain("user:x"), tool("s/t"), NOW).allowed
     assert not asked.decide(chain("user:y"), tool("s/t"), NOW).allowed

@@ -22,7 +22,7 @@ from tests.unit.policy.world import REPOSITORY, source
 
 TABLES = tables("policy/yaml_rows")
 
-CONTRACT = TABLES["contract"]
+EXAMPLE = TABLES["example"]
 GOLDEN = REPOSITORY / "tests" / "golden" / "policy"
 RULE = "version: 1\nrules:\n  - {kind: agent_to_tool, subject: nhi:a, object: tool:s/t%s}\n"
 UUID, OTHER = "0d1f6c1e-2d0f-4b43-9c4a-8f6f4c8a0001", "0d1f6c1e-2d0f-4b43-9c4a-8f6f4c8a0002"
@@ -53,7 +53,7 @@ def at(fault: Fault) -> tuple[int, int, str, str]:
 
 def test_the_example_of_the_contract_says_these_rows() -> None:
     condition = "args.repo.startsWith('acme/')"
-    assert said(CONTRACT) == [
+    assert said(EXAMPLE) == [
         f"p, nhi:researcher, set:github-read, use, -, 120, {condition}, allow"
         " #: id=researcher-reads-github owner=platform@acme.example",
         f"p, nhi:researcher, tool:github/search_*, use, -, 120, {condition}, allow #: part_of=researcher-reads-github",
@@ -63,7 +63,7 @@ def test_the_example_of_the_contract_says_these_rows() -> None:
         "g2, tool:github/search_code, set:github-read",
         "g2, tool:github/get_file, set:github-read",
     ]
-    kinds = [kind for kind, _ in read(CONTRACT)[0]]
+    kinds = [kind for kind, _ in read(EXAMPLE)[0]]
     assert kinds == [PermissionKind.AGENT_TO_TOOL] * 2 + [PermissionKind.GUARDRAIL] + [None] * 4
 
 
@@ -86,7 +86,7 @@ def test_columns_stand_in_the_order_of_the_model() -> None:
     assert [field.text for field in found[0][1].fields] == ["allow", "-", "use", "tool:s/t", "nhi:a", "-", "-", "acme"]
 
 
-# --- defaults and the seeds -----------------------------------------------------------------------------------------
+# --- defaults and the original data models --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("kind", "more", "row"), TABLES["test_what_is_not_said_is_the_safer_thing"])
@@ -125,7 +125,7 @@ version: 1
 
 
 def test_the_uuid_of_an_agent_is_the_agent_by_its_name(tmp_path: Path) -> None:
-    """`a2a.agent_id`, in a permission of the seed's; a rule that writes it as a name says what to write."""
+    """`a2a.agent_id`, in a permission of the original form; a rule that writes it as a name says what to write."""
     ids = {UUID: "planner", OTHER: "researcher"}
     for fields, expected in (
         (f"source_id: {UUID.upper()}, target_id: {OTHER}, permission_type: call", ["nhi:planner", "nhi:researcher"]),
@@ -232,7 +232,7 @@ def test_what_is_wrong_in_every_row_of_a_rule_is_told_once() -> None:
 
 def test_a_file_that_is_too_large_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sidecar.policy.yaml_rows.MAX_BYTES", 100)
-    assert [fault.code for fault in read(CONTRACT)[1]] == ["P510"]
+    assert [fault.code for fault in read(EXAMPLE)[1]] == ["P510"]
 
 
 def test_a_rule_of_too_many_rows_is_refused_before_they_are_made() -> None:
@@ -294,7 +294,7 @@ def valid(text: str) -> bool:
 def test_the_schema_is_a_schema_and_takes_the_contract() -> None:
     jsonschema.Draft202012Validator.check_schema(policy_schema())
     assert policy_schema()["$defs"]["action"]["anyOf"][0]["enum"] == sorted({USE, *ACTIONS})
-    assert valid(CONTRACT)
+    assert valid(EXAMPLE)
 
 
 @pytest.mark.parametrize("more", TABLES["valid_rules"])

@@ -1,6 +1,6 @@
 """Is everything found that a model reads and a person does not see, and nothing else?
 
-Threats L7. The corpus is of descriptions as they were found in the wild, or shown to work.
+The corpus is of descriptions as they were found in the wild, or shown to work.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Is a body taken only where every reader of it reads the same? (threats P1-P9, P12; reports BL-001 025 027 062 076)"""
+"""Is a body taken only where every reader of it reads the same? (BL-001, BL-025, BL-027, BL-062, BL-076)"""
 
 import codecs
 import encodings.aliases
@@ -67,7 +67,7 @@ def test_what_is_taken_is_read_to_the_last_member() -> None:
     )
 
 
-# --- P1, P2: one key, one spelling ----------------------------------------------------------------------------------
+# --- one key, one spelling --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("depth", range(1, 21))
@@ -119,7 +119,7 @@ def test_no_two_known_keys_differ_only_in_case() -> None:
         assert len({key.casefold() for key in known}) == len(known)
 
 
-# --- P3: one message ------------------------------------------------------------------------------------------------
+# --- one message ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 10_000])
@@ -132,7 +132,7 @@ def test_a_batch_is_refused_however_long(count: int, blanks: bytes) -> None:
     assert "batch" in refusal.detail
 
 
-# --- P4: shapes -----------------------------------------------------------------------------------------------------
+# --- shapes -----------------------------------------------------------------------------------------------------------
 
 VALUES: tuple[Any, ...] = (
     *(None, True, False, 0, 1, -1, 1.0, 1.5, -0.5, 2**53 - 1, 2**53, -(2**53) - 1, -(2**63), 2**64 - 1),
@@ -186,7 +186,7 @@ def test_an_id_comes_back_as_it_was(value: Any) -> None:
     [*TABLES["envelopes"], ({"jsonrpc": "2.0", "id": 2**64 - 1, "method": "m", "params": []}, 2**64 - 1)],
 )
 def test_the_id_of_a_faulty_request_is_known(envelope: Any, expected: Any) -> None:
-    """NR-207: a refusal with another id leaves its client waiting."""
+    """A refusal with another id leaves its client waiting."""
     assert jsonrpc.request_id_in(envelope) == expected
 
 
@@ -196,7 +196,7 @@ def test_a_message_without_a_needed_field_is_refused(missing: str) -> None:
     assert verdict(json.dumps(message).encode()) == str(jsonrpc.INVALID_REQUEST)
 
 
-# --- P7: numbers ----------------------------------------------------------------------------------------------------
+# --- numbers ----------------------------------------------------------------------------------------------------------
 
 BOUNDARY = (
     *("0", "-0", "1", "-1", "9007199254740991", "9007199254740992", "9007199254740993", "-9007199254740993"),
@@ -217,7 +217,7 @@ def test_a_longer_integer_is_malformed_and_not_a_failure_of_ours(digits: str) ->
     assert verdict(envelope(params={"n": "@"}).replace(b'"@"', digits.encode())) == str(jsonrpc.PARSE_ERROR)
 
 
-# --- P8: depth and size ---------------------------------------------------------------------------------------------
+# --- depth and size ---------------------------------------------------------------------------------------------------
 
 NESTS = TABLES["nests"]
 
@@ -326,7 +326,7 @@ def _flat(count: int) -> bytes:
     return b"[" + b"0," * (count - 1) + b"0]"
 
 
-# --- P9: UTF-8 and nothing else -------------------------------------------------------------------------------------
+# --- UTF-8 and nothing else -------------------------------------------------------------------------------------------
 
 
 def encoded(codec: str) -> bytes:

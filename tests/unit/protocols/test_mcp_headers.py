@@ -1,4 +1,4 @@
-"""Do headers and body say the same, and in which era? (threats P13, P14; BL-050) The official SDK is the judge."""
+"""Do headers and body say the same, and in which era? (BL-050) The official SDK is the judge."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -66,7 +66,6 @@ def test_an_unsupported_version_is_told_with_those_that_are() -> None:
 
 @pytest.mark.parametrize("header", ["2099-01-01", "2025-06-18", "2026-07-28", "nonsense", ""])
 def test_initialize_negotiates_by_its_body_whatever_its_header_says(header: str) -> None:
-    """NR-212."""
     head, message = {VERSION_HEADER: (header,)}, Request(1, "initialize", {"protocolVersion": "2025-06-18"})
     assert eras.version_of(head, message) == ("session", header if header == "2025-06-18" else "")
     assert not eras.names_stateless(head, message)

@@ -1,4 +1,4 @@
-"""What of a message goes on to the upstream, and what of an answer may name something? (CONTRACT 1.4; invariant I9)"""
+"""What of a message goes on to the upstream, and what of an answer may name something?"""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""What is each MCP message asked as, and which are no calls at all? (CONTRACT 1.4 row by row; threats P2, P4, P6)"""
+"""What is each MCP message asked as, and which are no calls at all?"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -21,7 +21,7 @@ def asked(call: Call) -> list[tuple[str, str]]:
     return [(question.object, question.action) for question in call.questions]
 
 
-# --- CONTRACT 1.4 ---------------------------------------------------------------------------------------------------
+# --- calls -----------------------------------------------------------------------------------------------------------
 
 PROMPT_REF = {"ref": {"type": "ref/prompt", "name": "hello"}, "argument": {"name": "who", "value": "a"}}
 RESOURCE_REF = {"ref": {"type": "ref/resource", "uri": "file:///{path}"}, "argument": {"name": "path", "value": "a"}}

@@ -46,7 +46,7 @@ def test_a_random_secret_is_no_sample() -> None:
     ("mode", "good"), [(0o600, True), (0o440, True), (0o644, False), (0o604, False), (0o660, False)]
 )
 def test_a_secret_that_others_may_read_is_refused(tmp_path: Path, whose: Whose, mode: int, good: bool) -> None:
-    """27: the group may read, as that is how secrets are mounted."""
+    """The group may read, as that is how secrets are mounted."""
     path = tmp_path / "key"
     path.write_text(STRONG)
     path.chmod(mode)

@@ -1,4 +1,4 @@
-"""Is a resource URI refused where a reader could take it for another place, and only there? (CONTRACT 1.2)"""
+"""Is a resource URI refused where a reader could take it for another place, and only there?"""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Is a task its owner's alone? (threats G1, G2)"""
+"""Is a task its owner's alone?"""
 
 from collections.abc import Awaitable
 from dataclasses import dataclass, field

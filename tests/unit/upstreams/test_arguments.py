@@ -53,7 +53,7 @@ def nested(levels: int) -> Json:
 
 
 def doubling(levels: int) -> Json:
-    """Threat C3: every level refers to the next one twice."""
+    """Every level refers to the next one twice."""
     definitions = {f"d{n}": {"allOf": [{"$ref": f"#/$defs/d{n + 1}"}] * 2} for n in range(levels)}
     return {"type": "object", "$ref": "#/$defs/d0", "$defs": {**definitions, f"d{levels}": {}}}
 
@@ -151,7 +151,7 @@ def test_a_violation_is_a_place_and_a_keyword(schema: Json, arguments: Json, vio
 
 
 def test_no_violation_holds_the_value(canary: str = "s3cret-canary") -> None:
-    """Threat C5: the value in every position, refused by every keyword."""
+    """The value in every position, refused by every keyword."""
     for schema, _, violation in VIOLATIONS:
         if violation is None:
             continue
@@ -166,7 +166,7 @@ def test_a_pointer_made_of_the_callers_names_is_cut() -> None:
     assert schema.violation({"a": {"b" * 1000: 1}}) == Violation("/a", "type")
 
 
-# What may be slow, with arguments that would make it slow. Each took seconds to hours somewhere (threats C2, C3).
+# What may be slow, with arguments that would make it slow. Each took seconds to hours somewhere.
 RECURSIVE = {"$ref": "#"}
 BOMBS: dict[str, tuple[Json, Json]] = {
     **TABLES["bombs"],
@@ -228,7 +228,7 @@ def test_what_would_cost_too_much_to_explain_is_refused_unexplained() -> None:
 
 
 def test_references_are_never_fetched() -> None:
-    """Report BL-069: a listener that counts who comes, and a file that nobody may read."""
+    """BL-069: a listener that counts who comes, and a file that nobody may read."""
     with socket.create_server(("127.0.0.1", 0)) as canary:
         canary.settimeout(0.05)
         here = f"http://127.0.0.1:{canary.getsockname()[1]}/schema.json"

@@ -63,7 +63,7 @@ async def test_a_hundred_callers_wait_for_one_list_and_who_leaves_does_not_take_
 
 
 async def test_one_bad_schema_quarantines_its_tool_alone() -> None:
-    """Report BL-010."""
+    """BL-010."""
     good = [tool(f"good_{number}") for number in range(10)]
     bad = tool("bad", {"type": "object", "$ref": "http://x/"})
     async with learning(Peer(pages=[[*good, bad]])) as catalogue:
@@ -180,7 +180,7 @@ async def test_what_did_not_change_is_not_compiled_again() -> None:
 
 
 async def test_a_tool_that_was_shown_otherwise_is_not_usable_and_is_looked_for() -> None:
-    """Threat L6: what passes a list must be what a call would be checked against."""
+    """What passes a list must be what a call would be checked against."""
     peer = Peer()
     async with learning(peer) as catalogue:
         before = await catalogue.tool("search", 5)

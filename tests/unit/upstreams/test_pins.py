@@ -1,7 +1,4 @@
-"""What makes a tool another tool, and does pins.yaml say exactly what was approved?
-
-Threats L6, report BL-061.
-"""
+"""What makes a tool another tool, and does pins.yaml say exactly what was approved?"""
 
 import json
 from pathlib import Path

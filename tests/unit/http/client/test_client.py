@@ -318,7 +318,7 @@ async def test_redirects_are_answers_like_others_and_cookies_go_no_further() -> 
 
 
 async def test_two_hundred_broken_streams_leave_nothing_behind() -> None:
-    """Report BL-019, from the upstream's side: a reset at a random byte of a streamed answer."""
+    """BL-019, from the upstream's side: a reset at a random byte of a streamed answer."""
     chance = random.Random(19)  # seeded
     events = b"".join(b"data: %d\n\n" % number for number in range(50))
 

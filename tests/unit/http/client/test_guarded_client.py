@@ -90,7 +90,7 @@ async def canaries() -> AsyncIterator[tuple[int, list[str]]]:
 
 
 async def test_none_of_the_places_where_no_callback_may_go_is_connected_to() -> None:
-    """BL-055, threats N1: at registration and at dispatch."""
+    """BL-055: at registration and at dispatch."""
     places = refused_places()
     assert len(places) > 150
     async with canaries() as (port, caught):

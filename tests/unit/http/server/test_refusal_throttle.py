@@ -105,7 +105,7 @@ def test_what_counts_is_the_callers_own_doing() -> None:
 
 
 async def test_a_limits_refusals_of_one_chain_are_recorded_up_to_a_bound_and_counted_beyond() -> None:
-    """S8: 14.6 MiB of records in 5 s were one throttled caller's choice."""
+    """14.6 MiB of records in 5 s were one throttled caller's choice."""
     ground = Ground()
 
     def counted(caller: Caller | None, reason: Reason, times: int, peer: str = "192.0.2.1") -> int:

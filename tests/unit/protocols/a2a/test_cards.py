@@ -50,7 +50,7 @@ GIVEN = {name: CARDS[name] for name in ("of 0.3", "of 1.0", "with little")}
 OLD, NEW, LEAST = GIVEN.values()
 WRITERS = {
     "everybody": lambda card: cards.document(card),
-    "the seed": cards.seed_card,
+    "the original form": cards.seed_card,
     "0.3 over JSON-RPC": lambda card: JSON_FORM.write_result(CARD, card),
     "0.3 over gRPC": lambda card: PROTO_FORM.write_result(CARD, card),
 }
@@ -81,7 +81,7 @@ def test_no_address_in_it_is_the_agents(name: str, writer: str) -> None:
     """BL-088: no internal name leaks."""
     text = json.dumps(WRITERS[writer](ours(GIVEN[name])), ensure_ascii=False).lower()
     assert [stranger for stranger in STRANGERS if stranger in text] == []
-    if name == "of 1.0" and writer != "the seed":
+    if name == "of 1.0" and writer != "the original form":
         assert "110.0.0.3" in text  # another host, whose name ends alike
 
 

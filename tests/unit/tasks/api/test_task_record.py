@@ -27,7 +27,7 @@ def record(**more: Any) -> Task:
 
 
 def through(state: TaskState) -> list[TaskState]:
-    """Every state that can still come, the seed's arrows followed."""
+    """Every state that can still come, by the arrows of the original data models."""
     seen, todo = [], [state]
     while todo:
         for after in MOVES[todo.pop()]:

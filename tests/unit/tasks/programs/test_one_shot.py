@@ -163,7 +163,7 @@ ECHO = "for word; do printf '%s\\0' \"$word\"; done"
 
 
 async def test_five_hundred_hostile_prompts_reach_the_program_as_data_only(processes: Processes) -> None:
-    """X2. Few programs each told many, as a process takes its time; `bench.runs` starts one for each."""
+    """Few programs each told many, as a process takes its time; `bench.runs` starts one for each."""
     draw = random.Random(7)
     prompts = ["".join(draw.choices(WORDS, k=draw.randint(1, 12))) for _ in range(500)]
     definition = CliAgent.model_validate(
@@ -188,7 +188,6 @@ async def test_five_hundred_hostile_prompts_reach_the_program_as_data_only(proce
 
 @linux
 async def test_what_it_says_is_shown_as_it_comes_and_safe(processes: Processes, tmp_path: Path) -> None:
-    """X8."""
     (tmp_path / "env").write_text("TOKEN=s3cr3t-value\n")
     runner = runner_from(
         "t", told("stdin", "stdout", "--mood", "escapes", env_path=tmp_path / "env"), processes, ENVIRON
@@ -200,7 +199,6 @@ async def test_what_it_says_is_shown_as_it_comes_and_safe(processes: Processes, 
 
 
 async def test_who_says_too_much_is_ended(processes: Processes) -> None:
-    """X5."""
     definition = told("stdin", "stdout", "--mood", "floods", a2a={"capabilities": {"max_output_size": 100_000}})
     said, ended = await ran(processes, definition)
     assert said == "x" * 100_000
@@ -277,7 +275,7 @@ async def test_a_listener_who_is_too_slow_is_no_reason_to_live_longer(processes:
 
 @linux
 async def test_a_listener_who_leaves_ends_it_with_everything_that_it_started(processes: Processes) -> None:
-    """X4, BL-074: the grandchild has a session of its own, and both ignore being asked."""
+    """BL-074: the grandchild has a session of its own, and both ignore being asked."""
     before = folders()
     command = command_from("stubborn", told("file", "stdout", "--mood", "stubborn"), ENVIRON)
     runner = OneShot("stubborn", command, processes, grace_s=0.1)

@@ -90,7 +90,6 @@ def test_bytes_are_utf_8_wherever_they_are_cut(said: bytes, cuts: list[int]) -> 
     [*tables("tasks/programs/output_cleaner")["shown"], ("never ended \x1b]0;" + "x" * 1000, "never ended ")],
 )
 def test_control_sequences_are_not_shown(said: str, shown: str) -> None:
-    """X8."""
     assert CleaningRules().text(said) == shown
     byte_by_byte = CleaningRules().cleaner()
     assert "".join(byte_by_byte.feed(bytes([byte])) for byte in said.encode()) + byte_by_byte.end() == shown

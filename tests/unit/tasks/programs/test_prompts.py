@@ -90,7 +90,6 @@ NOT_CHOSEN: list[tuple[dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("data", "told"), NOT_CHOSEN)
 def test_what_it_may_not_choose_is_refused_by_place_and_never_by_value(data: dict[str, Any], told: str) -> None:
-    """X1."""
     error = refused({"data": data})
     assert told in error.message and error.kind.reason == "INVALID_PARAMS"
     for value in ("secret", "evil", "/etc", "/bin/sh"):

@@ -1,4 +1,4 @@
-"""Is the seed's state machine walked as its table says?"""
+"""Is the original data models' state machine walked as its table says?"""
 
 import pytest
 

@@ -79,7 +79,7 @@ async def test_a_slow_reader_misses_nothing_of_a_program_that_is_over(processes:
 
 
 async def test_an_answer_that_nobody_takes_stops_its_program(processes: Processes) -> None:
-    """X5: nothing piles up here."""
+    """Nothing piles up here."""
     attended = await started(processes, "yes 2>/dev/null")
     assert len(await attended.read()) >= 1000
     await asyncio.sleep(0.1)

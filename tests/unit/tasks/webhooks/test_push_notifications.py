@@ -158,7 +158,7 @@ async def test_who_does_not_hold_our_secret_pushes_nothing(world: World) -> None
     ],
 )  # fmt: skip
 async def test_what_is_no_notification_of_this_task_goes_nowhere(world: World, body: bytes) -> None:
-    """Threats N2: a configuration is for one task; no task is not every task."""
+    """A configuration is for one task; no task is not every task."""
     handle, secret = await world.registered()
     assert await refused(pushed(world.pushes, handle, secret, "", body)) is Reason.MALFORMED_CALL
     assert list(await world.outbox.store.waiting()) == []

@@ -1,4 +1,4 @@
-"""Is every MCP method asked as CONTRACT 1.4 says, over the wire, in its era?
+"""Is every MCP method asked as its object and action, over the wire, in its era?
 
 Each row: allowed with exactly the row of policy that it needs, denied without it, closed by a deny; and any grant opens
 a server. That a list shows what can be called: test_lists.py, test_listed_and_called.py, unit/policy.
@@ -21,7 +21,7 @@ from tests.flow.talk import ERAS, Era, Talk, reason_of
 from tests.flow.world import Upstream, World, request, world
 from tests.tables import tables
 
-TABLES = tables("flow/rows_of_1_4")
+TABLES = tables("flow/mcp_methods")
 
 URI = "file:///docs/a.md"
 GRANT = "p, nhi:planner, tool:github/another, tools/call, -, -, -, allow\n"
