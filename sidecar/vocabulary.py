@@ -121,6 +121,8 @@ class PermissionKind(StrEnum):
 
 
 DELEGATE = "delegate"
+# Objects of servers: the action of a call.
+ACTION_ON: Final[Mapping[str, str]] = {"tool": "tools/call", "prompt": "prompts/get", "resource": "resources/read"}
 # The actions that `use` includes.
 USED: Final = (
     *("tools/call", "prompts/get", "resources/read", "message/send", "message/stream"),

@@ -24,7 +24,7 @@ from sidecar.policy_tools.audit_records import question_of
 from sidecar.policy_tools.explanation import rule_data
 from sidecar.policy_tools.rule_text import csv_row
 from sidecar.settings.timestamps import rfc3339
-from sidecar.vocabulary import ANONYMOUS, DELEGATE, Chain, Decision, Link, Principal, Question
+from sidecar.vocabulary import ACTION_ON, ANONYMOUS, DELEGATE, Chain, Decision, Link, Principal, Question
 
 T = TypeVar("T")
 PrincipalKind = Literal["user", "nhi", "anonymous"]
@@ -34,8 +34,6 @@ NAMED: Final[tuple[PrincipalKind, ...]] = ("user", "nhi")
 """The kinds of principals that have names of their own."""
 OBJECTS: Final[tuple[ObjectKind, ...]] = ("tool", "prompt", "resource", "nhi")
 STATES: Final[tuple[PossibleAnswer, ...]] = ("allow", "approval", "conditional", "deny")
-USUAL: Final[Mapping[str, str]] = {"tool": "tools/call", "prompt": "prompts/get", "resource": "resources/read"}
-"""The action of a call on each kind of object. An agent receives messages, any other NHI receives authority."""
 MAX_ANSWERS: Final = 3_000
 MAX_CASBIN_ANSWERS: Final = 200
 """The number of answers for one window of a list, if pycasbin decides: it takes milliseconds for each."""
@@ -114,7 +112,7 @@ def _without(servers: Sequence[str], block: list[str]) -> list[str]:
 def _listed(service: Service) -> Iterator[tuple[str, str]]:
     """Yields the kind and the name of everything that a server has listed."""
     discovered = service.catalogue.discovered()
-    yield from ((kind, name) for kind in USUAL for name in discovered[f"{kind}s"])
+    yield from ((kind, name) for kind in ACTION_ON for name in discovered[f"{kind}s"])
 
 
 @dataclass(frozen=True)
@@ -133,7 +131,8 @@ class AccessView:
 
     def question(self, obj: str) -> Question:
         kind, _, name = obj.partition(":")
-        usual = USUAL.get(kind) or ("message/send" if name in self.now.agents else DELEGATE)
+        # An agent receives messages, any other NHI receives authority.
+        usual = ACTION_ON.get(kind) or ("message/send" if name in self.now.agents else DELEGATE)
         return question_of(obj, self.action or usual)
 
     def chain(self, principal: str) -> Chain:

@@ -16,9 +16,8 @@ from sidecar.policy.stock.expression import place_of
 from sidecar.policy.stock.names import NameTable, ObjectName
 from sidecar.policy.stock.request import name_map
 from sidecar.policy.stock.table import StockTable
-from sidecar.policy_tools.catalogue import ACTION_ON
 from sidecar.settings.policy import CasbinNames, ObjectTarget
-from sidecar.vocabulary import PermissionKind, RuleRef
+from sidecar.vocabulary import ACTION_ON, PermissionKind, RuleRef
 
 MAX_ROWS: Final = 100_000  # of one table, whose objects are listed
 MAX_TRIED: Final = 100  # rows of one table, of which one call is searched for

@@ -15,7 +15,6 @@ from sidecar.settings.yaml_nodes import Loc
 from sidecar.vocabulary import RuleRef
 
 _THINGS = (*grammar.ON_SERVERS, "nhi:")
-ACTION_ON = {"tool": "tools/call", "prompt": "prompts/get", "resource": "resources/read"}
 
 
 def server_of(obj: str) -> str:

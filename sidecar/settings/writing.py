@@ -45,12 +45,12 @@ def check_replaceable(path: Path) -> None:
 
 
 class UnwrittenError(Exception):
-    """Nothing was written; the text says why."""
+    """Not all files were written; the text says why."""
 
 
 def write_all(files: Mapping[Path, bytes], *, force: bool) -> None:
     """Writes files. All content is written before the first file is replaced. Raises UnwrittenError, also if a file
-    exists, unless `force`."""
+    exists, unless `force`; its text names files that were replaced nevertheless."""
     there = [str(path) for path in files if path.exists()]
     if there and not force:
         more = f" and {len(there) - 3} more" if len(there) > 3 else ""
@@ -67,7 +67,9 @@ def write_all(files: Mapping[Path, bytes], *, force: bool) -> None:
         for beside, path in written:
             beside.replace(path)
     except OSError as error:
-        raise UnwrittenError(f"cannot be written: {error.strerror}: {error.filename}") from None
+        replaced = [str(path) for beside, path in written[:-1] if not beside.exists()]
+        also = f"; already replaced: {', '.join(replaced)}" if replaced else ""
+        raise UnwrittenError(f"cannot be written: {error.strerror}: {error.filename}{also}") from None
     finally:
         for beside, _ in written:
             beside.unlink(missing_ok=True)

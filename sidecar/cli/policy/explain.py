@@ -37,9 +37,8 @@ from sidecar.policy_tools.policy_location import configured, in_folder
 from sidecar.policy_tools.replay import Candidate
 from sidecar.settings.field_types import is_caller
 from sidecar.settings.uris import named_object
-from sidecar.vocabulary import ANONYMOUS, Principal
+from sidecar.vocabulary import ACTION_ON, ANONYMOUS, Principal
 
-_USED_AS = {"tool": "tools/call", "prompt": "prompts/get", "resource": "resources/read", "nhi": "message/send"}
 _LOG = click.Path(exists=True, allow_dash=True, path_type=Path)
 
 
@@ -151,7 +150,7 @@ def _asked_for(given: Mapping[str, Any]) -> tuple[str, str]:
     obj, action = given["obj"], given["action"]
     check_object(obj, "--calls")
     obj = named_object(obj)
-    action = action or _USED_AS[obj.partition(":")[0]]
+    action = action or ACTION_ON.get(obj.partition(":")[0], "message/send")
     if action not in ACTIONS:
         raise click.BadParameter(f"{action!r} is unknown. {meant(action, ACTIONS)}".rstrip(), param_hint="--action")
     return obj, action

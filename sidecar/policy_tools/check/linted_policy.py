@@ -14,10 +14,10 @@ from sidecar.policy.grammar import ACTIONS, MCP_TASK_ACTIONS, OBJECTS, SUBJECTS
 from sidecar.policy.patterns import glob, meets_prefix
 from sidecar.policy.roles import is_granted
 from sidecar.policy.stock.table import StockTable
-from sidecar.policy_tools.catalogue import ACTION_ON, KnownCatalogue
+from sidecar.policy_tools.catalogue import KnownCatalogue
 from sidecar.policy_tools.check.source_positions import RuleSources
 from sidecar.policy_tools.diff.rules import is_shipped
-from sidecar.vocabulary import DELEGATE, PermissionKind, RuleRef
+from sidecar.vocabulary import ACTION_ON, DELEGATE, PermissionKind, RuleRef
 
 AGENTS = (PermissionKind.USER_TO_NHI, PermissionKind.NHI_TO_NHI)
 # the subjects and objects in questions of each kind

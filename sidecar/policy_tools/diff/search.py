@@ -12,10 +12,9 @@ from typing import NamedTuple
 
 from sidecar.policy.grammar import USED
 from sidecar.policy.patterns import WILDCARD
-from sidecar.policy_tools.catalogue import ACTION_ON
 from sidecar.policy_tools.diff.terms import RowMeaning, RowTerm
 from sidecar.policy_tools.glob_algebra import OBJECTS, SUBJECTS, classes, witness
-from sidecar.vocabulary import ANONYMOUS, DELEGATE, PermissionKind
+from sidecar.vocabulary import ACTION_ON, ANONYMOUS, DELEGATE, PermissionKind
 
 MAX_KNOWN = 2_000  # known subjects, and known objects, that are tried
 MAX_TRIES = 20_000  # subjects that are tried for one set of actions

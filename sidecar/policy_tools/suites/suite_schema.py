@@ -22,12 +22,11 @@ from sidecar.policy import grammar
 from sidecar.policy.faults import shown
 from sidecar.policy.grammar import Wrong
 from sidecar.policy_tools.audit_records import POLICY_REASONS
-from sidecar.policy_tools.catalogue import ACTION_ON
 from sidecar.protocols.mcp import messages
 from sidecar.settings.field_types import Count, Many, Scope, Seconds, Section, Slug, listed
 from sidecar.settings.uris import named_object
 from sidecar.settings.validation_errors import Finding, did_you_mean, reject
-from sidecar.vocabulary import ANONYMOUS, Question
+from sidecar.vocabulary import ACTION_ON, ANONYMOUS, Question
 
 MAX_TESTS_PER_FILE = 20_000
 MAX_REPEATS = 100_000

@@ -1,5 +1,6 @@
 """A file is replaced in one step, and nothing but a file is replaced."""
 
+import errno
 import os
 from pathlib import Path
 
@@ -7,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from sidecar.cli import main
-from sidecar.settings.writing import write_whole
+from sidecar.settings.writing import UnwrittenError, write_all, write_whole
 
 SHIPPED = Path(__file__).parents[3]
 
@@ -39,3 +40,18 @@ def test_no_command_replaces_a_pipe_by_a_file(tmp_path: Path) -> None:
         ["policy", "bundle", "build", str(SHIPPED), "--version", "1", "-o", str(pipe)],
     ):
         assert CliRunner().invoke(main, arguments).exit_code in (1, 2) and pipe.is_fifo()
+
+
+def test_a_failure_between_two_files_names_what_was_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    replace = Path.replace
+
+    def fails(beside: Path, path: Path) -> Path:
+        if path == second:
+            raise OSError(errno.EIO, "Input/output error", str(path))
+        return replace(beside, path)
+
+    monkeypatch.setattr(Path, "replace", fails)
+    with pytest.raises(UnwrittenError, match=rf"{second}; already replaced: {first}$"):
+        write_all({first: b"1", second: b"2"}, force=False)
+    assert [*tmp_path.iterdir()] == [first]

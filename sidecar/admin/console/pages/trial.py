@@ -26,13 +26,12 @@ from sidecar.protocols.jsonrpc import malformed
 from sidecar.settings.field_types import is_caller
 from sidecar.settings.timestamps import seconds_of
 from sidecar.settings.uris import fault_in_object, named_object
-from sidecar.vocabulary import ACTIONS, ANONYMOUS, Principal
+from sidecar.vocabulary import ACTION_ON, ACTIONS, ANONYMOUS, Principal
 
 MAX_CHAIN: Final = 16
 MAX_ARGUMENTS: Final = 256 * 1024
 MAX_TEXT: Final = 1024 * 1024
 _FILE_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_./-]{0,250}\.(csv|yaml|yml)")
-USUAL: Final = {"tool": "tools/call", "prompt": "prompts/get", "resource": "resources/read", "nhi": "message/send"}
 """The action of a call on each kind of object."""
 
 
@@ -77,7 +76,7 @@ class QuestionFields(NamedTuple):
         """The question. `arguments` and `meta` are JSON. Raises Refusal(MALFORMED_CALL)."""
         obj = named_object(self.calls)
         kind, _, rest = obj.partition(":")
-        if kind not in USUAL or not rest or (kind != "nhi" and not all(rest.partition("/"))):
+        if kind not in (*ACTION_ON, "nhi") or not rest or (kind != "nhi" and not all(rest.partition("/"))):
             raise malformed(
                 "Object: write tool:<server>/<tool>, prompt:<server>/<name>, resource:<server>/<uri> or nhi:<name>"
             )
@@ -85,7 +84,7 @@ class QuestionFields(NamedTuple):
             raise malformed("Object: write one name, without *")
         if wrong := fault_in_object(obj):
             raise malformed(f"Object: the URI {wrong}")
-        asked = self.action or USUAL[kind]
+        asked = self.action or ACTION_ON.get(kind, "message/send")
         if asked not in ACTIONS:
             raise malformed(f"Action: {asked} is unknown. {meant(asked, ACTIONS)}".rstrip())
         question = question_of(obj, asked, _json_object("Arguments", arguments), _json_object("_meta", meta))
