@@ -327,6 +327,11 @@ class RequestContext(CallContext):
         try:
             await self.record.refused(refusal, http_status=self._told(status))
             return refusal
+        except asyncio.CancelledError:
+            if not self.record.done:  # the caller disconnected while the arguments of a large body were hashed
+                with suppress(Refusal):
+                    await self.record.refused(refusal, http_status=499)
+            raise
         except Refusal as unrecorded:
             self.refusal = unrecorded
             if not self.record.done:  # otherwise it may be recorded already, and must not be recorded twice

@@ -5,8 +5,9 @@ A hundred callers hang up with an RST, at random bytes of what they send; others
 
 import asyncio
 import random
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+import threading
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,13 +15,14 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from sidecar.audit.recorder import HASHED_HERE_BYTES, Recording
 from sidecar.http.server.listeners import Listener
 from sidecar.http.server.response import WholeResponse
 from tests.flow.bystanders import SPARE, open_files
 from tests.flow.raw import CALL, Wire, listening, request, wire
 from tests.flow.streams import event
 from tests.flow.talk import Talk
-from tests.flow.world import Upstream, World, until, world
+from tests.flow.world import PATIENCE_S, Upstream, World, until, world
 
 BUDGETS = {"policies/budgets.yaml": 'version: 1\nprincipals: {"nhi:planner": {concurrency: 20}}\n'}
 NOTE = event({"jsonrpc": "2.0", "method": "notifications/progress", "params": {"progressToken": 1, "progress": 1}})
@@ -104,6 +106,42 @@ async def test_a_caller_who_leaves_before_any_answer_takes_its_upstream_call_alo
         connection.reset()
     await until(lambda: left == 1, within_s=10)
     await until(lambda: [record["reason"] for record in planner.ends()] == ["caller-gone"])
+
+
+@contextmanager
+def hashing_until_asked_again(monkeypatch: pytest.MonkeyPatch) -> Iterator[asyncio.Event]:
+    """The event: arguments are being hashed, which takes until some are to be hashed again."""
+    begun, again, loop, hashed = asyncio.Event(), threading.Event(), asyncio.get_running_loop(), Recording._hash
+
+    def slow(recording: Recording, *about: Any) -> Any:
+        if begun.is_set():
+            again.set()
+        else:
+            loop.call_soon_threadsafe(begun.set)
+            assert again.wait(PATIENCE_S)
+        return hashed(recording, *about)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Recording, "_hash", slow)
+        try:
+            yield begun
+        finally:
+            again.set()
+
+
+async def test_who_leaves_while_the_refusal_of_a_large_call_is_recorded_is_on_record_as_refused(
+    planner: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await Talk(planner, "stateless").ask("tools/list")
+    before, large = len(planner.ends()), {"repo": f"evil/{'x' * HASHED_HERE_BYTES}"}
+    with hashing_until_asked_again(monkeypatch) as begun:
+        leaving = asyncio.create_task(planner.call("search_code", large))
+        await begun.wait()
+        leaving.cancel()
+        await until(lambda: len(planner.ends()) > before)
+    record = planner.ends()[-1]
+    found = [record[name] for name in ("event", "reason", "http_status", "object")]
+    assert found == ["refusal", "condition-false", 499, "tool:github/search_code"] and record["args_hash"]
 
 
 async def test_a_caller_who_leaves_a_session_stream_leaves_the_session(planner: World) -> None:
