@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from sidecar.admin.decisions import decisions_from
+from sidecar.audit.recorder import HASHED_HERE_BYTES
 from sidecar.audit.verify import verify
 from sidecar.gateway.decisions.checked import Permit
 from sidecar.gateway.decisions.point import AskedRequest, Asking, DecisionPoint
@@ -22,6 +23,7 @@ from tests.a2a.world import HELLO, HTTP, RULES as AGENT_RULES, ScriptedAgent, as
 from tests.flow.enforcement import KEY, NAME, SECRET, asked_world, decisions
 from tests.flow.test_audit_trouble import frozen
 from tests.flow.test_shadow import shadow
+from tests.flow.test_vanishing_callers import hashing_until_asked_again
 from tests.flow.world import PATIENCE_S, SESSION, STATELESS, Upstream, World, listening, request, stateless, until
 
 ASKING = Asking("ext_authz", NAME, charge=True)
@@ -176,6 +178,24 @@ async def test_an_enforcement_point_that_hangs_up_leaves_a_record(tmp_path: Path
         await until(lambda: bool(decisions(running)))
         (record,) = decisions(running)
         assert [record[name] for name in ("event", "reason", "http_status")] == ["refusal", "caller-gone", 499]
+
+
+async def test_an_enforcement_point_that_hangs_up_before_its_permit_is_recorded_is_not_charged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with asked_world(tmp_path) as (running, keys):
+        arguments = {"path": "x" * HASHED_HERE_BYTES}
+        asked = partial(request_of, stateless("tools/call", {"name": "get_file", "arguments": arguments}))
+        headers = {"Mcp-Method": "tools/call", "Mcp-Name": "get_file", "MCP-Protocol-Version": STATELESS}
+        headers["X-API-Key"] = keys["nhi:planner"]
+        with hashing_until_asked_again(monkeypatch) as begun:
+            leaving = asyncio.create_task(point_of(running).decide(asked(**headers), ASKING))
+            await begun.wait()
+            leaving.cancel()
+            await asyncio.wait({leaving})
+        _, response = await point_of(running).decide(asked(**headers), ASKING)
+        assert isinstance(response, Permit) and [state.remaining for state in response.limits] == [2]
+        assert [record["reason"] for record in decisions(running)] == ["caller-gone", None]
 
 
 async def test_a_stop_ends_the_decisions_under_way_and_refuses_further_ones(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ like those of the sidecar's own callbacks.
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 from sidecar.errors import LimitState, Reason, Refusal
@@ -55,6 +56,9 @@ async def permit(charged: Charged, secrets: object = None, within_s: float = 0.0
         await record.outcome(http_status=200, bytes_out=0, event="decision")
     except Refusal:
         charged.lease.forwarded = False
+        raise
+    except asyncio.CancelledError:
+        charged.lease.forwarded = record.done  # otherwise nothing is on record yet
         raise
     return Permit(record.decision_id, tuple(record.limits), credential)
 
