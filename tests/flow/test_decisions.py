@@ -144,7 +144,7 @@ async def test_a_decision_that_cannot_be_recorded_is_refused_and_charged_to_nobo
         asked = partial(request_of, stateless("tools/call", {"name": "get_file", "arguments": {"path": "a"}}))
         headers = {"Mcp-Method": "tools/call", "Mcp-Name": "get_file", "MCP-Protocol-Version": STATELESS}
         headers["X-API-Key"] = keys["nhi:planner"]
-        with frozen(running):
+        with frozen(running.app):
             context, response = await point_of(running).decide(asked(**headers), ASKING)
             assert (context.reason, response.status) == ("audit-unavailable", 503)
         await until(lambda: running.app.audit.writer.up)
