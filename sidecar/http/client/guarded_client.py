@@ -16,14 +16,12 @@ import asyncio
 import logging
 import socket
 import ssl
-from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from sidecar.errors import Reason, Refusal, SettingsError
 from sidecar.http.client.address_rules import AddressRules
@@ -42,7 +40,7 @@ MAX_TRIED: Final = 3
 NO_PLACE: Final = "this is no address that callbacks are sent to"
 LOOKED_UP_AT_ONCE: Final = 32
 LOOKED_UP_FOR_ONE: Final = 4  # concurrent lookups of one chain's names
-MAX_LOOKUPS_WAITING: Final = 200
+MAX_LOOKUPS: Final = 200  # in progress, or waiting for a thread
 INVALID_PARAMS: Final = -32602
 
 log = logging.getLogger("sidecar.http.client")
@@ -62,7 +60,7 @@ class GuardedClient:
     rules: Callable[[], CallbackSettings]
     resolve: Resolve
     egress: Callable[[], Egress] = lambda: DIRECT
-    _asked_for: Counter[str] = field(default_factory=Counter)
+    _lookups: dict[str, set[asyncio.Task[Sequence[str]]]] = field(default_factory=dict)
 
     async def check(self, url: str, owner: str) -> None:
         """Checks whether a request could be sent there now, for this chain. Raises Refusal, which discloses nothing
@@ -70,9 +68,11 @@ class GuardedClient:
         rules = self.rules()
         try:
             origin = allowed_origin(url, rules)
-            with self._asking(owner):
-                async with asyncio.timeout(rules.timeout_s):
-                    await self._addresses(origin, rules)
+            lookup = self._looked_up(origin, rules, owner)
+            done, _ = await asyncio.wait({lookup}, timeout=rules.timeout_s)
+            if not done:
+                raise TimeoutError
+            lookup.result()
         except NotAllowed as refused:
             log.info("a callback's address is refused", extra={"why": refused.why})
             raise Refusal(Reason.MALFORMED_CALL, str(refused), code=INVALID_PARAMS) from None
@@ -81,18 +81,23 @@ class GuardedClient:
             log.info("a callback's address is refused", extra={"why": "the name cannot be looked up"})
             raise Refusal(Reason.MALFORMED_CALL, NO_PLACE, code=INVALID_PARAMS) from None
 
-    @contextmanager
-    def _asking(self, owner: str) -> Iterator[None]:
-        """Bounds the lookups of one owner, so that unanswered names do not use up the shared threads."""
-        if self._asked_for[owner] >= LOOKED_UP_FOR_ONE:
+    def _looked_up(self, origin: TargetOrigin, rules: CallbackSettings, owner: str) -> asyncio.Task[Sequence[str]]:
+        """Begins `_addresses`. It counts as the owner's until it ends, also if its caller no longer waits: the system
+        cannot cancel a lookup, and unanswered names must not use up the shared threads. Raises Refusal."""
+        mine = self._lookups.setdefault(owner, set())
+        if len(mine) >= LOOKED_UP_FOR_ONE:
             raise Refusal(Reason.TOO_MANY_CONCURRENT, "too many names are being looked up", retry_after_s=1.0)
-        self._asked_for[owner] += 1
-        try:
-            yield
-        finally:
-            self._asked_for[owner] -= 1
-            if not self._asked_for[owner]:
-                del self._asked_for[owner]
+        lookup = asyncio.create_task(self._addresses(origin, rules), name="looks up a callback's name")
+        mine.add(lookup)
+        lookup.add_done_callback(partial(self._ended, owner))
+        return lookup
+
+    def _ended(self, owner: str, lookup: asyncio.Task[Sequence[str]]) -> None:
+        self._lookups[owner].discard(lookup)
+        if not self._lookups[owner]:
+            del self._lookups[owner]
+        if not lookup.cancelled():
+            lookup.exception()  # its caller may no longer wait for it
 
     async def post(self, url: str, headers: Sequence[tuple[str, str]], body: bytes) -> Accepted:
         """Sends a POST, after checking the URL again, within `timeout_s` of the settings. Raises EgressError:
@@ -148,19 +153,15 @@ class SystemResolver:
 
     def __init__(self) -> None:
         self._threads = ThreadPoolExecutor(LOOKED_UP_AT_ONCE, thread_name_prefix="lookup")
-        self._waiting = 0
+        self._lookups = set[Future[Any]]()  # also those for which no caller waits, because they occupy threads
 
     async def __call__(self, host: str, port: int) -> Sequence[str]:
-        if self._waiting >= MAX_LOOKUPS_WAITING:
+        if len(self._lookups) >= MAX_LOOKUPS:
             raise OSError("too many names are being looked up")
-        self._waiting += 1
-        try:
-            loop = asyncio.get_running_loop()
-            look_up = partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
-            found = await loop.run_in_executor(self._threads, look_up)
-        finally:
-            self._waiting -= 1
-        return [str(address[0]) for *_, address in found]
+        lookup = self._threads.submit(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
+        self._lookups.add(lookup)
+        lookup.add_done_callback(self._lookups.discard)
+        return [str(address[0]) for *_, address in await asyncio.wrap_future(lookup)]
 
     def close(self) -> None:
         """Releases the threads as soon as their lookups end."""

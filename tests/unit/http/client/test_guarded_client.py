@@ -3,8 +3,9 @@
 import asyncio
 import re
 import socket
+import threading
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, nullcontext
+from contextlib import asynccontextmanager, nullcontext, suppress
 from ipaddress import IPv4Address, ip_network
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from sidecar.http.client import (
     NotAllowed,
     SystemResolver,
     UnacceptableResponse,
+    guarded_client,
 )
 from sidecar.http.client.address_rules import AddressRules
 from sidecar.http.client.origin import parse_strictly
@@ -307,3 +309,52 @@ async def test_names_that_nobody_answers_for_hold_up_who_named_them_alone() -> N
     refused = [each.reason for each in told if isinstance(each, Refusal)]
     assert (asked, len(refused), set(refused)) == (4, 36, {Reason.TOO_MANY_CONCURRENT})
     await one.check("https://slow.example/", "mallory")
+
+
+async def test_a_lookup_that_hangs_counts_as_its_owners_until_it_ends() -> None:
+    answers = asyncio.Event()
+
+    async def resolve(host: str, port: int) -> list[str]:
+        if host == "slow.example":
+            await answers.wait()
+        return ["93.184.216.34"]
+
+    one = guard(resolve, timeout_s=0.05)
+    slow = [one.check("https://slow.example/", "mallory") for _ in range(4)]
+    told = await asyncio.gather(*slow, return_exceptions=True)
+    assert [each.reason for each in told if isinstance(each, Refusal)] == [Reason.MALFORMED_CALL] * 4
+    with pytest.raises(Refusal, match="too-many-concurrent"):
+        await one.check("https://hooks.example/", "mallory")
+    await one.check("https://hooks.example/", "alice")
+    lookups = {task for task in asyncio.all_tasks() if task.get_name().startswith("looks up")}
+    answers.set()
+    await asyncio.wait(lookups)
+    await one.check("https://slow.example/", "mallory")
+
+
+async def test_the_systems_resolver_counts_the_lookups_that_occupy_its_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    go, getaddrinfo = threading.Event(), socket.getaddrinfo
+
+    def hung(host: str, *rest: Any, **more: Any) -> Any:
+        if host == "hung.example":
+            go.wait(30)
+        return getaddrinfo("localhost", *rest, **more)
+
+    monkeypatch.setattr(socket, "getaddrinfo", hung)
+    monkeypatch.setattr(guarded_client, "MAX_LOOKUPS", 2)
+    resolver = SystemResolver()
+    try:
+        for _ in range(2):
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(resolver("hung.example", 80), 0.05)
+        with pytest.raises(OSError, match="too many names"):
+            await resolver("hooks.example", 80)
+    finally:
+        go.set()
+    async with asyncio.timeout(30):
+        while True:
+            with suppress(OSError):
+                assert "127.0.0.1" in await resolver("hooks.example", 80)
+                break
+            await asyncio.sleep(0.01)
+    resolver.close()
