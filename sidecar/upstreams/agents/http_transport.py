@@ -27,11 +27,12 @@ from sidecar.upstreams.statuses import LIMITED, in_words_of, passes_on, refusal_
 
 _new = tuple.__new__  # see `jsonrpc.py`
 A2A_JSON: Final = "application/a2a+json"
-MAX_FORMS: Final = 16  # an address that contains a task id is used only a few times
+MAX_FORMS: Final = 16
 
 
 class _Request(NamedTuple):
-    """An operation as the agent receives it. `number` is its JSON-RPC id, None in HTTP+JSON."""
+    """An operation as the agent receives it. `number` is its JSON-RPC id, None in HTTP+JSON. `is_common` if others have
+    the same address, because it contains no id and no query."""
 
     operation: Operation
     form: WireForm
@@ -39,6 +40,7 @@ class _Request(NamedTuple):
     path: str
     body: bytes | None
     number: int | None = None
+    is_common: bool = True
 
     def take(self, raw: bytes, status: int) -> Any | AgentError:
         """Returns the result or the agent's error in one message. Raises Refusal(RESPONSE_REFUSED)."""
@@ -118,12 +120,15 @@ class HttpAgent(ABC):
             asked = self._request(outgoing, version)
         except UnreadableMessage as error:
             raise unsaid(error) from None
-        _, _, verb, path, body, _ = asked
+        _, _, verb, path, body, _, is_common = asked
         what = (verb, path, body is not None, streams, version)
-        form = self._forms.get(what) if not outgoing.extensions else None
+        is_common = is_common and not outgoing.extensions
+        form = self._forms.get(what) if is_common else None
         if form is None:
             form = self._form(asked, outgoing, version)
-            if not outgoing.extensions and len(self._forms) < MAX_FORMS:
+            if is_common:
+                while len(self._forms) >= MAX_FORMS:  # callers choose tenants
+                    del self._forms[next(iter(self._forms))]
                 self._forms[what] = form
         caller, deadline_s = outgoing.caller, outgoing.deadline_s
         return asked, self._address.exchange(form, outgoing.extra, body, caller, deadline_s, streams)
@@ -168,7 +173,7 @@ class JsonRpcAgent(HttpAgent):
         operation, form, number = outgoing.operation, FORMS[version, "jsonrpc"], next(self._numbers)
         params = form.write_params(operation, outgoing.params)
         message = {"jsonrpc": "2.0", "id": number, "method": operation.rpc(version), "params": params}
-        return _new(_Request, (operation, form, "POST", self._address.origin.path, orjson.dumps(message), number))
+        return _new(_Request, (operation, form, "POST", self._address.origin.path, orjson.dumps(message), number, True))
 
     async def _whole(self, asked: _Request, response: ClientResponse) -> Result | AgentError:
         head = response.head
@@ -187,12 +192,12 @@ class HttpJsonAgent(HttpAgent):
         tenant = str(params.pop("tenant", "")) if version == "1.0" else ""
         ids, rest = _apart(operation, params)
         path = self._address.origin.path.rstrip("/") + http.path_to(route, ids, tenant)
-        told, body = form.write_params(operation, outgoing.params), None
+        told, body, query = form.write_params(operation, outgoing.params), None, ""
         if route.has_body:
             body = orjson.dumps(told)
         else:
-            path += http.query_from((name, told[name]) for name in rest if name in told)
-        return _Request(operation, form, route.verb, path, body)
+            query = http.query_from((name, told[name]) for name in rest if name in told)
+        return _Request(operation, form, route.verb, path + query, body, is_common=not ids and not query)
 
     async def _whole(self, asked: _Request, response: ClientResponse) -> Result | AgentError:
         if response.status != 200:
