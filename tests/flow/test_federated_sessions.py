@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from sidecar.upstreams.mcp.session_store import SessionStore
 from tests.flow.federated import At, everywhere, federation, names_in
 from tests.flow.guests import deletes, gone, result_of
 from tests.flow.scripts import after, stream
@@ -343,6 +344,25 @@ async def test_a_session_may_not_declare_more_than_we_keep(tmp_path: Path) -> No
     async with federation(tmp_path, {"github": Upstream()}) as running:
         hello = {"protocolVersion": "2025-11-25", "capabilities": {"x": "y" * 20_000}, "clientInfo": {"name": "c"}}
         assert reason_of(await At(running, "session").ask("initialize", hello)) == "too-large"
+        assert len(running.app.sessions) == 0
+
+
+async def test_a_caller_who_leaves_while_its_session_begins_leaves_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with federation(tmp_path, {"github": Upstream()}) as running:
+        begun = asyncio.Event()
+
+        async def slow(*_: object) -> None:
+            begun.set()
+            await asyncio.Event().wait()
+
+        monkeypatch.setattr(SessionStore, "keep", slow)
+        leaving = asyncio.create_task(At(running, "session").open())
+        await begun.wait()
+        assert len(running.app.sessions) == 1
+        leaving.cancel()
+        await until(lambda: running.app.pipeline.stages.inside == 0)
         assert len(running.app.sessions) == 0
 
 

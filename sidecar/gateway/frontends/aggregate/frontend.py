@@ -177,7 +177,7 @@ class AggregateFrontend(McpFrontend):
         try:
             await self.forwarder.roaming.keep(session)
             return await _respond(call, result, {"Mcp-Session-Id": session.id})
-        except Refusal:
+        except BaseException:  # also if the caller disconnects: it never received the id
             self.forwarder.abandon(session)
             raise
 
