@@ -271,6 +271,26 @@ async def test_cancelling_it_withdraws_the_request(tmp_path: Path) -> None:
         assert sent(world) == []
 
 
+async def test_cancelling_one_that_is_being_sent_waits_no_longer_than_the_agent_may_take(tmp_path: Path) -> None:
+    agent, go_on = ScriptedAgent(), asyncio.Event()
+
+    async def later(method: str, params: dict[str, Any]) -> Any:
+        await go_on.wait()
+        return agent._answer(method, params)
+
+    agent.script["SendMessage"] = later
+    async with approving_world(tmp_path, agent, settings=QUICK, a2a="timeout_s: 30") as world:
+        ours = (await send(world))["id"]
+        await answer(world)
+        await until(lambda: bool(sent(world)))
+        settings = tmp_path / "sidecar.yaml"
+        settings.write_text(settings.read_text().replace("timeout_s: 30", "timeout_s: 0.3"))
+        await world.app.reload("test")
+        assert (await ask(world, *RPC, "tasks/cancel", {"id": ours})).reason == "upstream-timeout"
+        go_on.set()
+        await until_state(world, ours, DONE)
+
+
 @few_ways
 async def test_one_that_subscribes_to_a_waiting_task_sees_it_go_on(
     way: tuple[Version, Binding], tmp_path: Path

@@ -60,14 +60,20 @@ class UnsentTasks:
                 told = await self.standing(owning, goes_on=operation is GET)
                 if told is not None and operation is CANCEL:
                     told = await self.messages.cancel(owning.task, exchange.caller)
-                    if told is None:  # its message is being sent
-                        await asyncio.sleep(LOOK_EVERY_S)
+                    if told is None:
+                        await self._rest(exchange)
         if told is None:
             return None
         if operation is CANCEL and told["status"]["state"] != "TASK_STATE_CANCELED":
             kind = BY_REASON["TASK_NOT_CANCELABLE"]
             return await exchange.failed(AgentError(kind.code, kind.message))
         return await respond(request, dialect.result(operation, told))
+
+    async def _rest(self, exchange: AgentExchange) -> None:
+        """Waits before the next look at a message that is being sent. Raises Refusal at the exchange's deadline."""
+        if not (left_s := exchange.left_s(LOOK_EVERY_S)):
+            raise Refusal(Reason.UPSTREAM_TIMEOUT, "the message of its task is still being sent")
+        await asyncio.sleep(min(left_s, LOOK_EVERY_S))
 
     async def _until_sent(self, exchange: AgentExchange) -> web.StreamResponse | None:
         """Holds a stream on a task whose message waits, at most `approvals.hold` seconds. Returns None once the agent
