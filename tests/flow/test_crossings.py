@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,7 +19,7 @@ from aiohttp import web
 
 from sidecar.errors import Reason
 from sidecar.protocols.mcp import messages
-from tests.flow.apart import META, OF_SESSION, SessionsOnly, StatelessOnly
+from tests.flow.apart import META, OF_SESSION, SessionsOnly, StatelessOnly, said
 from tests.flow.guests import ALICE, BOB, gateway
 from tests.flow.streams import Ear, hearing
 from tests.flow.talk import DECLARED, NAMED_BY, Talk, reason_of, talking
@@ -237,6 +238,62 @@ async def test_what_a_server_of_sessions_announces_reaches_who_subscribed(tmp_pa
                 assert heard["method"] == name
                 assert heard["params"]["_meta"][f"{META}subscriptionId"] == "mine"
         await until(lambda: "resources/unsubscribe" in server.methods())
+
+
+@dataclass
+class Deliberate(SessionsOnly):
+    """Answers about resources when it is let `go`, and may refuse them. `pending` are the requests until then."""
+
+    refuses: bool = False
+    go: asyncio.Event = field(default_factory=asyncio.Event)
+    pending: list[str] = field(default_factory=list)
+    most: int = 0
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        message = json.loads(await request.read() or b"{}")
+        if message.get("method") not in ("resources/subscribe", "resources/unsubscribe"):
+            return await super().handle(request)
+        self.pending.append(message["method"])
+        self.most = max(self.most, len(self.pending))
+        await self.go.wait()
+        self.pending.remove(message["method"])
+        error = {"code": -32602, "message": "not this one"}
+        return said(message, **{"error": error} if self.refuses else {"result": {}})
+
+
+LISTEN = stated("subscriptions/listen", {"notifications": {"resourceSubscriptions": ["note://a"]}}, id="mine")
+
+
+async def honoured(running: World) -> Any:
+    async with sent(running, LISTEN) as ear:
+        return (await ear.message())["params"]["notifications"]
+
+
+async def test_a_second_subscriber_is_acknowledged_by_the_servers_answer(tmp_path: Path) -> None:
+    server = Deliberate(refuses=True)
+    async with down(tmp_path, server) as running, asyncio.TaskGroup() as group:
+        first = group.create_task(honoured(running))
+        await until(lambda: bool(server.pending))
+        second = group.create_task(honoured(running))
+        await until(lambda: len(running.app.pipeline.forwarder.oversight.open.calls) == 2)
+        server.go.set()
+        assert (await first, await second) == ({}, {})
+
+
+async def test_a_new_subscriber_waits_until_the_last_ones_end_is_answered(tmp_path: Path) -> None:
+    server = Deliberate()
+    server.go.set()
+    async with down(tmp_path, server) as running, asyncio.TaskGroup() as group:
+        async with sent(running, LISTEN) as ear:
+            await ear.message()
+            server.go.clear()
+        await until(lambda: server.pending == ["resources/unsubscribe"])
+        again = group.create_task(honoured(running))
+        await until(lambda: bool(running.app.pipeline.forwarder.oversight.open.calls))
+        await asyncio.sleep(0.1)  # for a request that must not come
+        server.go.set()
+        assert await again == LISTEN["params"]["notifications"]
+    assert server.most == 1
 
 
 async def test_a_subscription_ends_well_when_the_session_behind_it_does(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
 from typing import Any, Final
+from weakref import WeakValueDictionary
 
 import orjson
 
@@ -45,7 +46,8 @@ _FAREWELL_S: Final = 5.0
 
 @dataclass(slots=True, eq=False)
 class BorrowedSession:
-    """A session that the bridge holds. `server` is its `initialize` result; `outbound` opens its own stream."""
+    """A session that the bridge holds. `server` is its `initialize` result; `outbound` opens its own stream. `uris`
+    counts the subscribers of each resource that the server accepted."""
 
     key: tuple[str, bytes]
     outbound: Outbound
@@ -59,6 +61,11 @@ class BorrowedSession:
     stream: UnsolicitedStream | None = None
     lost: bool = False
     ids: Iterator[int] = field(default_factory=lambda: count(1))
+    _turns: WeakValueDictionary[str, asyncio.Lock] = field(default_factory=WeakValueDictionary)
+
+    def turn(self, uri: str) -> asyncio.Lock:
+        """The lock of requests about one resource: each begins after the answer to the one before."""
+        return self._turns.setdefault(uri, asyncio.Lock())
 
     @property
     def busy(self) -> bool:
@@ -276,14 +283,15 @@ class BorrowedSessions:
         return BuiltUpstream(200, media_type=EVENT_STREAM, pipe=subscription.pipe, given_up=given_up)
 
     async def _subscribe_to(self, lent: BorrowedSession, uri: str) -> bool:
-        lent.uris[uri] = lent.uris.get(uri, 0) + 1
-        done = lent.uris[uri] > 1
+        """Adds a subscriber; returns False if the server does not accept the first one. Raises Refusal."""
         try:
-            done = done or await self.ask(lent, "resources/subscribe", {"uri": uri})
-        finally:
-            if not done:
-                self._release(lent, uri)
-        return done
+            async with asyncio.timeout(lent.outbound.deadline_s), lent.turn(uri):
+                if uri not in lent.uris and not await self.ask(lent, "resources/subscribe", {"uri": uri}):
+                    return False
+                lent.uris[uri] = lent.uris.get(uri, 0) + 1
+                return True
+        except TimeoutError:
+            raise Refusal(Reason.UPSTREAM_TIMEOUT) from None
 
     def _release(self, lent: BorrowedSession, uri: str) -> bool:
         """Removes one subscriber; returns whether it was the last."""
@@ -298,4 +306,10 @@ class BorrowedSessions:
         lent.used()
         for uri in uris:
             if self._release(lent, uri) and not lent.lost:
-                self.background.add(self.ask(lent, "resources/unsubscribe", {"uri": uri}))
+                self.background.add(self._unsubscribe_from(lent, uri))
+
+    async def _unsubscribe_from(self, lent: BorrowedSession, uri: str) -> None:
+        """Tells the server that a resource has no subscriber, unless it has one again."""
+        async with lent.turn(uri):
+            if uri not in lent.uris:
+                await self.ask(lent, "resources/unsubscribe", {"uri": uri})
