@@ -1,7 +1,6 @@
 """`sidecar wrap`, `unwrap` and `client-config`: leads an MCP client's configuration through a sidecar."""
 
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import click
 
@@ -21,6 +20,7 @@ from sidecar.cli.client_files.jsonc import read_jsonc
 from sidecar.cli.client_files.wrap import backup_of, keep_backup, leads_here, names_of, unwrap as unwrapped, wrap_at
 from sidecar.cli.command import CommandFailed, config_and_json, json_option, print_json, settings_in
 from sidecar.errors import visible
+from sidecar.http.client import parse_origin
 from sidecar.settings.sidecar_file import Settings
 from sidecar.settings.writing import write_whole
 
@@ -141,8 +141,12 @@ def client_config(client: str, server: str | None, config: Path, as_json: bool) 
 
 def _entrance(url: str | None, settings: Settings | None) -> ClientAddress:
     if url is not None:
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment or "@" in url:
+        try:
+            parse_origin(url)
+            is_base = "?" not in url
+        except ValueError:
+            is_base = False
+        if not is_base:
             raise click.UsageError("--url is a base address such as http://127.0.0.1:8070")
         return ClientAddress(url.rstrip("/").removesuffix("/mcp"), False)
     if settings is None:

@@ -299,11 +299,15 @@ class Snapshot:
 
     @property
     def issuer_metadata_url(self) -> str:
-        """The metadata URL of the first issuer (RFC 8414, OpenID Connect Discovery); "" without one."""
+        """The metadata URL of the first issuer (RFC 8414, OpenID Connect Discovery); "" without one, and for an issuer
+        that is no URL."""
         issuers = self.settings.identity.issuers
         if not issuers:
             return ""
-        issuer = urlsplit(issuers[0].issuer.rstrip("/"))
+        try:
+            issuer = urlsplit(issuers[0].issuer.rstrip("/"))
+        except ValueError:
+            return ""
         if issuers[0].preset in OIDC_PRESETS:
             return f"{issuer.geturl()}/.well-known/openid-configuration"
         return f"{issuer.scheme}://{issuer.netloc}{ISSUER_PATH}{issuer.path}" if issuer.netloc else ""

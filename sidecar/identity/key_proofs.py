@@ -136,10 +136,9 @@ def _same(one: object, other: str) -> bool:
 
 def _plain(url: object) -> str:
     """Returns a URL without query and fragment (RFC 9449 4.3), its origin in canonical form; "" for an invalid URL."""
-    try:
-        if not isinstance(url, str) or urlsplit(url).username is not None:
-            return ""
-        scheme, host, port, path = parts_of_url(url)
-    except ValueError:
+    if not isinstance(url, str):
         return ""
-    return f"{scheme}://{host}:{port}{path or '/'}" if host and port else ""
+    scheme, host, port, path = parts_of_url(url)
+    if not host or not port or urlsplit(url).username is not None:
+        return ""
+    return f"{scheme}://{host}:{port}{path or '/'}"

@@ -62,8 +62,11 @@ class NamingRule:
 
 def parts_of_url(url: str) -> tuple[str, str, int, str]:
     """Returns the parts of a URL that may be compared: scheme, host, port, path. An invalid port is 0, which no origin
-    has. Raises ValueError for an invalid host."""
-    parts = urlsplit(url)
+    has; all parts of a URL with an invalid host are empty."""
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return "", "", 0, ""
     try:
         port = _PORTS.get(parts.scheme, 0) if parts.port is None else parts.port
     except ValueError:

@@ -264,6 +264,9 @@ async def test_below_a_path_metadata_is_where_clients_derive_it_and_the_challeng
                     assert (await response.json())["resource"] == f"http://localhost:8080/gateway/{place}"
 
 
+KNOWN = "jwks_path: jwks.json, algorithms: [ES256], kinds: [user, nhi]"
+
+
 @pytest.mark.parametrize(
     ("issuer", "leads_to"),
     [
@@ -273,8 +276,7 @@ async def test_below_a_path_metadata_is_where_clients_derive_it_and_the_challeng
     ],
 )
 async def test_clients_of_2025_03_26_are_led_to_the_issuer(tmp_path: Path, issuer: str, leads_to: str) -> None:
-    known = "jwks_path: jwks.json, algorithms: [ES256], kinds: [user, nhi]"
-    settings = f"identity: {{issuers: [{{issuer: {issuer}, {known}}}]}}\n"
+    settings = f"identity: {{issuers: [{{issuer: {issuer}, {KNOWN}}}]}}\n"
     async with world(tmp_path, settings=settings, files=IDP.files(), principal="") as running:
         url = f"{running.app.base_url}{ISSUER_PATH}"
         async with running.http.get(url, allow_redirects=False) as response:
@@ -282,8 +284,13 @@ async def test_clients_of_2025_03_26_are_led_to_the_issuer(tmp_path: Path, issue
         assert [record["http_status"] for record in running.ends()] == [307]
 
 
-async def test_without_an_issuer_there_is_nowhere_to_lead_to(tmp_path: Path) -> None:
-    async with world(tmp_path) as running, running.http.get(f"{running.url}{ISSUER_PATH}") as response:
+@pytest.mark.parametrize("issuers", ["", f'{{issuer: "https://[idp", {KNOWN}}}'])
+async def test_without_an_issuer_that_is_a_url_there_is_nowhere_to_lead_to(tmp_path: Path, issuers: str) -> None:
+    settings = f"identity: {{issuers: [{issuers}]}}\n"
+    async with (
+        world(tmp_path, settings=settings, files=IDP.files(), principal="") as running,
+        running.http.get(f"{running.app.base_url}{ISSUER_PATH}") as response,
+    ):
         assert response.status == 404
 
 

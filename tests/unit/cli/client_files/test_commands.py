@@ -78,6 +78,15 @@ def test_a_backup_is_never_overwritten_and_what_came_since_is_wrapped_after_unwr
     assert run("wrap", path).exit_code == 0
 
 
+@pytest.mark.parametrize(
+    "url", ["nowhere", "http://[::1", "http://h:99999", "http://h/?a=b", "http://a@h", "http://h#b"]
+)
+def test_only_a_base_address_is_taken(path: Path, url: str) -> None:
+    result = run("wrap", path, "--url", url)
+    assert (result.exit_code, path.read_text()) == (2, FILE)
+    assert "--url is a base address" in result.stderr
+
+
 def test_what_is_not_understood_is_not_touched_and_without_a_backup_nothing_goes_back(path: Path) -> None:
     path.write_text('{"mcpServers": {"a": {}}}')
     assert (run("wrap", path).exit_code, run("unwrap", path).exit_code) == (3, 1)
