@@ -65,7 +65,7 @@ def parse_yaml(
 ) -> Iterator[Found]:
     """Yields every well-formed row with its kind (None for g and g2), in file order; everything else is a fault.
     `columns` are those of the kinds' models, by default the built-in ones; `agent_ids` maps UUIDs to agents' names."""
-    if len(text) > MAX_BYTES:
+    if len(text.encode()) > MAX_BYTES:
         hint = "split it, or write the rules as CSV: sidecar policy convert"
         faults.whole("P510", f"larger than {MAX_BYTES // 2**20} MiB", file, hint)
         return

@@ -233,6 +233,9 @@ def test_what_is_wrong_in_every_row_of_a_rule_is_told_once() -> None:
 def test_a_file_that_is_too_large_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sidecar.policy.yaml_rows.MAX_BYTES", 100)
     assert [fault.code for fault in read(EXAMPLE)[1]] == ["P510"]
+    for last, codes in (("e", []), ("é", ["P510"])):  # of 100 bytes, and of 101
+        text = "version: 1\nroles: {role:a: [user:a]} #".ljust(99, "-") + last
+        assert [fault.code for fault in read(text)[1]] == codes
 
 
 def test_a_rule_of_too_many_rows_is_refused_before_they_are_made() -> None:
