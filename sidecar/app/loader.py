@@ -54,13 +54,7 @@ from sidecar.upstreams.processes.launcher import Processes
 from sidecar.upstreams.upstream_account import UpstreamAccount
 
 MAX_KEY_BYTES = 16 * 2**20
-# Each section of the settings is in exactly one of the two sets.
 NEEDS_RESTART = frozenset({"data", "server", "local", "metrics", "store", "audit", "sessions", "tasks"})
-_RELOADED = (
-    "version admin identity pdp policy signing upstreams egress agents approvals streams refusals answers callbacks "
-    "schedules log"
-)
-RELOADED = frozenset(_RELOADED.split())
 
 
 def check_files(path: Path, environ: Mapping[str, str]) -> tuple[Engine, tuple[Fault, ...]]:

@@ -17,11 +17,11 @@ anonymous.
 
 from sidecar.identity.api_keys import ApiKeys
 from sidecar.identity.authenticator import Identity, check_caller, digest_of
-from sidecar.identity.credentials import NOTHING_PRESENTED, UNIX, Audience, Presented
+from sidecar.identity.credentials import UNIX, Audience, Presented
 from sidecar.identity.issuers import KindRule, TrustedIssuer, with_preset
 from sidecar.identity.jwks import KeyState
 
 __all__ = [
-    "NOTHING_PRESENTED", "UNIX", "ApiKeys", "Audience", "Identity", "KeyState", "KindRule", "Presented",
+    "UNIX", "ApiKeys", "Audience", "Identity", "KeyState", "KindRule", "Presented",
     "TrustedIssuer", "check_caller", "digest_of", "with_preset",
 ]  # fmt: skip

@@ -62,9 +62,6 @@ class Presented(NamedTuple):
         return tuple(kind for kind, there in seen if there) or ("anonymous",)
 
 
-NOTHING_PRESENTED = Presented()
-
-
 class Audience(NamedTuple):
     """A route: its URL, whether the upstream allows `anonymous`, the required scopes, and whether the caller keeps its
     token because the upstream's credential needs it. `gate` is the address's own token, `alias` another URL of the

@@ -5,7 +5,7 @@
     charged  this instance's charges of the last two minutes, numbered. For a promoted replica: replication loses a
              suffix of the writes, and the number that the replica has marks the beginning of that suffix.
 
-Both are bounded, and dropped entries are not restored; `dropped` counts those of `seen`.
+Both are bounded, and dropped entries are not restored.
 """
 
 from __future__ import annotations
@@ -61,7 +61,6 @@ class CounterMemory:
         self._held: dict[str, Charges] = {}
         self._latest: dict[int, LatestCharge] = {}  # by the identity of its charges, latest last
         self._now_us = 0  # the store's last reported time
-        self.dropped = 0
 
     def admitted(self, charges: Charges, verdict: Verdict, decision_id: str, number: int, now_s: float) -> None:
         """Records that the store charged a call."""
@@ -168,7 +167,6 @@ class CounterMemory:
                 seen.popitem(last=False)
         if len(seen) >= self._max_seen:
             seen.popitem(last=False)
-            self.dropped += 1
 
     def _forget_charged(self, now_s: float) -> None:
         charged, until_s = self._charged, now_s - KEPT_S

@@ -156,15 +156,13 @@ def request_id_in(envelope: object) -> Id | None:
     return None
 
 
-def parse_json(
-    raw: bytes, *, max_depth: int = MAX_DEPTH, max_keys: int = MAX_KEYS, max_values: int = MAX_VALUES
-) -> Any:
+def parse_json(raw: bytes, *, max_keys: int = MAX_KEYS, max_values: int = MAX_VALUES) -> Any:
     """One JSON value, parsed strictly, as the module describes. Raises Refusal(MALFORMED_CALL) for any other bytes."""
     # A body of at most `max_keys` bytes has no room for too many keys or values. Removing brackets, up to the bound,
     # shortens the body by their number; that takes a third of the time of counting them. As in `parse_answer`.
-    over = max_depth + 1
-    if len(raw) > max_keys or len(raw) - len(raw.replace(b"{", b"", over).replace(b"[", b"", over)) > max_depth:
-        _refuse_excess(raw, max_depth, max_keys, max_values)
+    over = MAX_DEPTH + 1
+    if len(raw) > max_keys or len(raw) - len(raw.replace(b"{", b"", over).replace(b"[", b"", over)) >= over:
+        _refuse_excess(raw, MAX_DEPTH, max_keys, max_values)
     # If the sidecar's own serialisation of a value gives these exact bytes, all readers interpret them in the same way.
     # Most clients write this form, which is parsed at a fifth of the cost; escapes need the strict parser, and blanks
     # after colons are not in this form.

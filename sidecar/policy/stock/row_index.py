@@ -85,7 +85,7 @@ class AlternativeIndex(NamedTuple):
     """`rows` sorted by the keys of `levels`; without levels, in order. They are all rows, or those in which each column
     that is compared with a constant equals it. `by_subject` are the same rows sorted by their key at the level
     `subject`, and these keys; None if no level tests the subject. `walks` is the number of rows that every request
-    tries."""
+    tries, because no test of the matcher looks them up."""
 
     rows: array[int]
     levels: tuple[IndexLevel, ...]

@@ -37,8 +37,8 @@ def index_of_rules(model: StockModel, rows: CompactRows, options: Mapping[str, R
 
 
 class Rules:
-    """The rows of one model, in the order in which they are tried. Rows in decisions are positions in `rows`. `walks`
-    is the number of rows that every request tries, because no test of the matcher looks them up."""
+    """The rows of one model, in the order in which they are tried. Rows in decisions are positions in
+    `rows`."""
 
     def __init__(
         self,
@@ -60,10 +60,10 @@ class Rules:
         if not rows and not self.expression.reads_rows:  # Casbin then evaluates the matcher once
             implied = CompactRows.of([("",) * len(model.columns)], len(model.columns))
             index, self._effect_column = index_of_rules(model, implied, options), None
-            self.rows, self.walks = implied, 0
+            self.rows = implied
         else:
             index = index if index is not None else index_of_rules(model, rows, options)
-            self.rows, self.walks = rows, max((one.walks for one in index), default=0)
+            self.rows = rows
         self._searches = [
             IndexSearch(*both, self.rows, self.roles) for both in zip(self.expression.alternatives, index, strict=True)
         ]
