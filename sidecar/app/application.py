@@ -233,7 +233,8 @@ class Application:
         for name, run in (
             ("probing upstreams", health.run),
             ("ending sessions at their servers", forwarder.run_farewells),
-            ("reviewing streams", forwarder.run_sweeps),
+            ("reviewing streams", forwarder.run_reviews),
+            ("ending idle sessions", forwarder.run_sweeps),
             ("forgetting records", self.shared.records.run_sweeps),
             ("calling back", self.callbacks.outbox.run),
             ("the task API", self.task_api.runner.worker.run),

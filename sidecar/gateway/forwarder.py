@@ -311,11 +311,17 @@ class Forwarder:
             if service is not None:
                 await service.upstream.end_session(farewell.upstream_id, farewell.version, FAREWELL_DEADLINE_S)
 
-    async def run_sweeps(self) -> None:
-        """Ends idle sessions and streams that have lost their permission. Runs as long as the process."""
+    async def run_reviews(self) -> None:
+        """Ends streams and calls that have lost their permission, without waiting for a store. Runs as long as the
+        process."""
         while True:
             await asyncio.sleep(LOOK_EVERY_S)
             await self.oversight.look()
+
+    async def run_sweeps(self) -> None:
+        """Ends idle sessions, and those that another replica ended. Runs as long as the process."""
+        while True:
+            await asyncio.sleep(LOOK_EVERY_S)
             await self.roaming.look()
             for session in self.sessions.sweep():
                 if not await self.roaming.is_used(session):

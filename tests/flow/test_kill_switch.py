@@ -25,6 +25,7 @@ from sidecar.gateway.kill_switch import SwitchError, SwitchLedger, known_names
 from sidecar.gateway.kill_switch.ledger import MAX_FLIPS
 from sidecar.gateway.kill_switch.switch_versions import FORGOTTEN_AFTER_S, SwitchVersion, encode
 from sidecar.settings.timestamps import rfc3339
+from sidecar.upstreams.mcp.session_store import SessionStore
 from tests.flow.causes import full_disk
 from tests.flow.guests import ALICE, BOB, emitter, gateway, gone, opened, stream
 from tests.flow.idp import SETTINGS as WITH_IDP, Idp, bearer
@@ -141,6 +142,26 @@ async def test_an_open_stream_of_a_disabled_principal_is_cut(tmp_path: Path) -> 
             assert (await his.message())["params"] == {"data": 1}
         ends = [end["agent_id"] for end in running.ends() if end["reason"] == "principal-disabled"]
         assert ends == ["user:alice"]
+
+
+async def test_a_stream_is_cut_while_the_store_of_sessions_does_not_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = asyncio.Event()
+
+    async def never(_: SessionStore) -> None:
+        asked.set()
+        await asyncio.Event().wait()
+
+    upstream = Upstream(script={"GET": Emitter().listen, "DELETE": gone})
+    async with gateway(tmp_path, upstream=upstream) as running:
+        alice = await opened(running, ALICE)
+        async with stream(alice) as hers:
+            await until(lambda: emitter(running).count == 1)
+            monkeypatch.setattr(SessionStore, "look", never)
+            await asked.wait()
+            await disable(running, "user:alice")
+            assert await hers.block(PATIENCE_S) == b": closed, principal-disabled\n\n"
 
 
 async def test_an_answer_that_is_being_streamed_is_cut_too(tmp_path: Path) -> None:
