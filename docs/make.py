@@ -1,10 +1,10 @@
-"""What of the documentation is told by the code itself?
+"""Generates the parts of the documentation that come from the code.
 
-    python -m docs.make            writes every generated block, docs/pictures/ and docs/openapi.json anew
-    python -m docs.make --check    exits 1 and names what is not current
+    python -m docs.make            writes every generated block, docs/pictures/ and docs/openapi.json
+    python -m docs.make --check    names what is not current, and exits with 1
 
-A block stands between `<!-- generated: NAME -->` and `<!-- end: NAME -->`. Everything else is written by people. The
-figures of the benchmarks are written by `bench/figures.py`.
+A block is between `<!-- generated: NAME -->` and `<!-- end: NAME -->`. Everything else is written by hand.
+`bench/figures.py` writes the figures of the benchmarks.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ Schema = Mapping[str, Any]
 
 
 def written_anew(page: str) -> str:
-    """The text of a page with its generated blocks as the code has them now."""
+    """The text of a page with its generated blocks updated from the code."""
     return _BLOCK.sub(lambda found: f"{found[1]}{BLOCKS[found[2]]()}\n{found[3]}", page)
 
 
@@ -355,7 +355,7 @@ def main(words: Sequence[str]) -> int:
     for page in stale:
         if not check:
             page.write_text(new[page], "utf-8")
-        sys.stderr.write(f"{page.relative_to(ROOT)}: {'is not current' if check else 'written anew'}\n")
+        sys.stderr.write(f"{page.relative_to(ROOT)}: {'is not current' if check else 'updated'}\n")
     return 1 if check and stale else 0
 
 

@@ -45,7 +45,13 @@ def _command(group: click.Group, above: click.Context, name: str, level: str) ->
 
 
 def _paragraphs(text: str) -> str:
-    return "\n\n".join(_with_options(" ".join(one.split())) for one in inspect.cleandoc(text).split("\n\n"))
+    return "\n\n".join(map(_paragraph, inspect.cleandoc(text).split("\n\n")))
+
+
+def _paragraph(text: str) -> str:
+    if text.startswith("\b\n"):  # lines that click does not wrap
+        return f"```text\n{text[2:]}\n```"
+    return _with_options(" ".join(text.split()))
 
 
 def _with_options(text: str) -> str:
@@ -66,7 +72,7 @@ def _option(option: click.Option, context: click.Context) -> tuple[str, ...]:
     described = _with_options(option.help or "")
     if isinstance(option.envvar, str):
         described = f"{described} Environment variable: `{option.envvar}`.".strip()
-    if option.multiple:
+    if option.multiple and "repeat" not in described:
         described = f"{described} Repeatable.".strip()
     return f"`{names}{value}`", default, described
 

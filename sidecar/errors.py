@@ -170,12 +170,12 @@ ANSWERS: Mapping[Reason, Answer] = {
     Reason.NO_MATCHING_RULE: _denied("No rule allows this call"),
     Reason.PRINCIPAL_DISABLED: _denied("A principal of this call is disabled"),
     Reason.TOOL_DISABLED: _denied("The tool is disabled"),
-    Reason.PIN_MISMATCH: _denied("The tool is not as it was when it was approved"),
+    Reason.PIN_MISMATCH: _denied("The tool differs from its approved definition"),
     Reason.APPROVAL_PENDING: _denied("A person must approve this call"),
     Reason.APPROVAL_REFUSED: _denied("A person refused this call"),
     Reason.APPROVAL_EXPIRED: _denied("No person approved this call in time"),
     Reason.METHOD_UNKNOWN: Answer(  # stateless revisions define their own answer: 404 and -32601 (`mcp.call_from`)
-        404, 200, 403, _UNAUTHORIZED, "permission_denied", "This method is not allowed through"
+        404, 200, 403, _UNAUTHORIZED, "permission_denied", "This method is not supported"
     ),
     # At the aggregate address a live session continues although one name in it is unknown.
     Reason.UPSTREAM_UNKNOWN: Answer(404, 404, -32602, _NOT_FOUND, "error", "No such server", live_http=200),
@@ -195,14 +195,14 @@ ANSWERS: Mapping[Reason, Answer] = {
     Reason.AUDIT_UNAVAILABLE: _out("Evidence cannot be recorded right now"),
     Reason.SCHEMA_UNAVAILABLE: _out("The tool's schema cannot be used"),
     Reason.DRAINING: _out("The sidecar is shutting down"),
-    Reason.OVERLOADED: _out("The sidecar has more to do than it can"),
-    Reason.UPSTREAM_OPEN: _out("The upstream failed too often and is given a rest"),
+    Reason.OVERLOADED: _out("The sidecar is overloaded"),
+    Reason.UPSTREAM_OPEN: _out("The upstream failed repeatedly, and calls to it are paused"),
     Reason.UPSTREAM_TIMEOUT: _carried(504, "Timeout", "The upstream did not answer in time"),
     Reason.UPSTREAM_FAILED: _out("The upstream failed", 502),
-    Reason.UPSTREAM_LIMITED: _limited("The upstream limits how often it is called"),
+    Reason.UPSTREAM_LIMITED: _limited("The upstream limits the rate of calls"),
     Reason.RESPONSE_REFUSED: _out("The upstream's answer was refused", 502),
     # Never sent: the caller disconnected before its answer was complete (nginx's 499).
-    Reason.CALLER_GONE: _out("The caller went away", 499),
+    Reason.CALLER_GONE: _out("The caller disconnected", 499),
     Reason.INTERNAL: _carried(500, "InternalError", "Internal error"),
 }
 

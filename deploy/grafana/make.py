@@ -282,7 +282,7 @@ PROCESS: Sequence[Row] = [
         graph("Time since the policy was loaded", "s", Query(
               f"time() - {series('sidecar_policy_last_reload_timestamp_seconds')}", "{{instance}}"), span=12),
     ]),
-    ("Command-line agents, schedules, callbacks", [
+    ("CLI agents, schedules, callbacks", [
         graph("Runs by status", "short", rate("sidecar_agent_runs_total", "agent", "status"), stacked=True),
         graph("Pool use and waiting runs", "short",
               Query(f"max by (agent) ({series('sidecar_agent_pool_used_ratio')})", "{{agent}} used, of 1"),

@@ -113,7 +113,7 @@ class Runs(TypedDict):
 
 
 class Agent(TypedDict):
-    """A command-line agent, and its state in this process."""
+    """A CLI agent, and its state in this process."""
 
     name: Annotated[str, "Key of the agent under `agents`."]
     id: Annotated[str, "Identifier. Default: `name`."]
@@ -128,7 +128,7 @@ class Agent(TypedDict):
 
 
 class AgentInFull(Agent):
-    """A command-line agent with its definition, except for secrets and arguments."""
+    """A CLI agent with its definition, except for secrets and arguments."""
 
     description: Annotated[str, "Description of the agent in its card."]
     executable: Annotated[str, "Program of the agent."]
@@ -147,7 +147,7 @@ class AgentInFull(Agent):
 
 
 class Agents(TypedDict):
-    """All command-line agents."""
+    """All CLI agents."""
 
     agents: Annotated[Sequence[Agent], "The agents, in the order of their names."]
 
@@ -165,7 +165,7 @@ class OrderedTask(TypedDict):
     started_at: Annotated[str | None, "Time at which the agent started."]
     completed_at: Annotated[str | None, "Time at which the task ended."]
     error: Annotated[str | None, "Why the task failed. Secrets are removed."]
-    run_id: Annotated[str | None, "Id of the run, if the agent is a command-line agent."]
+    run_id: Annotated[str | None, "Id of the run, if the agent is a CLI agent."]
     approval: Annotated[str | None, "Id of the request for approval that the task waits for."]
 
 
@@ -201,7 +201,7 @@ class Taken(TypedDict):
 
     task_id: Annotated[str, "Id of the task in the task API."]
     run_id: Annotated[
-        str | None, "Id of the run. Null if the agent has not accepted the task yet, or is not a command-line agent."
+        str | None, "Id of the run. Null if the agent has not accepted the task yet, or is not a CLI agent."
     ]
     error: Annotated[str | None, "Why the task failed, if it has already failed."]
     approval: Annotated[str | None, "Id of the request for approval, if the task waits for a person."]

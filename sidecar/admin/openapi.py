@@ -263,7 +263,7 @@ def document() -> dict[str, Any]:
             "title": "sidecar: plain HTTP",
             "version": __version__,
             "description": "Tools of MCP servers and tasks of A2A agents for scripts, under the same policy, limits "
-            "and audit as MCP and A2A. At the admin listener: command-line agents, approvals and schedules for "
+            "and audit as MCP and A2A. At the admin listener: CLI agents, approvals and schedules for "
             "operators, and decisions for other enforcement points (AuthZEN 1.0), which `pdp.listen` serves too. "
             "Percent-encoded characters in paths are refused. Times are RFC 3339, in UTC.",
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},

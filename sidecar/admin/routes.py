@@ -327,7 +327,7 @@ def plain_switch(entry: SwitchEntry) -> dict[str, Any]:
 
 @_get("/api/agents")
 async def list_agents(asked: AdminRequest) -> models.Agents:
-    """List the command-line agents."""
+    """List the CLI agents."""
     return await asked.app.desk.agents()
 
 

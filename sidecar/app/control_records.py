@@ -112,7 +112,7 @@ class ControlRecords:
             return []
         try:
             if not path.is_file():  # opening a pipe blocks until it has a writer
-                raise OSError(f"{path} is no file")
+                raise OSError(f"{path} is not a file")
             return list(read_checkpoints(path, tail_bytes=KNOWN_BYTES))
         except OSError as error:
             log.warning("published checkpoints cannot be read", extra={"error": str(error)})

@@ -95,17 +95,17 @@ def keeping_faults(loaded: LoadedSettings) -> Iterator[Fault]:
         # The nearest existing parent of the paths that a start would create, as far as it is readable.
         ground = next(path for path in (folder.absolute(), *folder.absolute().parents) if os.path.lexists(path))
         if not ground.is_dir():
-            hint = "a start creates it: move what is there, or correct the path"
+            hint = "the sidecar creates this folder: move the file with this name, or correct the path"
             yield loaded.document.fault(loc, f"{ground} is no folder", "S116", hint)
         elif not os.access(ground, os.W_OK | os.X_OK):
-            hint = "give it to the user that serves, mount it writable, or correct the path"
+            hint = "give it to the user of the sidecar, mount it writable, or correct the path"
             message = f"{ground} cannot be written by user {os.geteuid()}"
             yield replace(loaded.document.fault(loc, message, "S129", hint), severity="warning")
     named = loaded.settings
     written = named.audit_path, named.evidence_path, named.audit_key_path, named.checkpoint_key_path
     for path in (*written, *(part / LEDGER_FILE for part in named.parts)):
         if os.path.lexists(path) and not path.is_file():
-            yield fault_in(path, "is no file", code="S116", hint="move what is there")
+            yield fault_in(path, "is no file", code="S116", hint="move the folder with this name")
 
 
 def check_keeping(loaded: LoadedSettings) -> None:
@@ -411,7 +411,9 @@ def idle_schedules(settings: Settings, engine: Engine, now_s: float) -> list[Idl
 
 
 def _of_schedule(idle: IdleSchedule, document: Document) -> Fault:
-    message = f"no rule lets {idle.principal} send messages to {idle.agent} ({idle.reason.value}): its runs are refused"
+    message = (
+        f"no rule allows {idle.principal} to send messages to {idle.agent} ({idle.reason.value}): its runs are refused"
+    )
     hint = f"write p, {idle.principal}, nhi:{idle.agent}, message/send, -, -, -, allow in nhi_to_nhi.csv"
     return replace(document.fault(("schedules", idle.key), message, "S181", hint), severity="warning")
 

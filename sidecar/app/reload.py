@@ -58,7 +58,7 @@ class Reloader:
                 raise
             except Exception as error:  # neither serving nor watching ends because of it; it is reported and retried
                 why = str(error) if isinstance(error, OSError) else type(error).__name__
-                message, hint = f"the files could not be taken: {why}", "it is tried again; the log has more"
+                message, hint = f"the files could not be loaded: {why}", "the sidecar tries again; see the log"
                 unforeseen = SettingsError([fault_in(self.watcher.config, message, code=UNFORESEEN, hint=hint)])
                 await self._fail(unforeseen, by, anew=not only_if_changed, cause=error)
                 raise unforeseen from error
@@ -66,7 +66,7 @@ class Reloader:
                 if self._failed:  # the files match the snapshot in force, after they were wrong
                     log.info("the files are valid again, and are those in force")
                     self._well(old)
-                log.debug("files were touched, and their content is the same")
+                log.debug("files were rewritten with the same content")
             else:
                 await self._serve(new, old, by)
             return new.engine.revision

@@ -260,7 +260,7 @@ class Servers:
                     shares_port=bool(settings.server.worker),
                 )
             except OSError as error:
-                message = f"{place} cannot be listened on for gRPC"
+                message = f"cannot listen on {place} for gRPC"
                 raise SettingsError([fault_in(self.path, message, code="S133", hint=str(error)[:200])]) from None
             undo.push_async_callback(server.stop, 0.0)
             self.grpc_servers.append(server)

@@ -150,7 +150,7 @@ class Supervisor:
                 actual = ListenAddress(address.host, sock.getsockname()[1])
                 self._chosen["SIDECAR_" + "__".join(str(step).upper() for step in loc)] = str(actual)
         if len(self._sockets) > MAX_FDS:
-            message = f"workers are passed {MAX_FDS} listeners at most, and there are {len(self._sockets)}"
+            message = f"workers support at most {MAX_FDS} listeners, and there are {len(self._sockets)}"
             raise SettingsError([fault_in(self._path, message, code="S195", hint="set server.workers to 1")])
         inherited().check_all_taken(self._path)
         # At numbers that a worker's own descriptors do not have, because the copies are made one after another.

@@ -146,7 +146,7 @@ def load_attesting_key(path: Path) -> SigningKey:
     key = private_key_from(path)
     if not isinstance(key.private, Ed25519PrivateKey):
         hint = "openssl genpkey -algorithm ED25519"
-        message = "checkpoints are signed with Ed25519: this is another key"
+        message = "checkpoints need an Ed25519 key, and this is another key"
         raise SettingsError([fault_in(path, message, code="A102", hint=hint)])
     return key
 

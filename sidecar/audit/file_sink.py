@@ -212,7 +212,7 @@ def is_at(path: Path, status: os.stat_result) -> bool:
 
 
 def _inspect(path: Path, descriptor: int, head_descriptor: int, key: AuditKey, older: Sequence[AuditKey]) -> FoundEnd:
-    foreign = _unusable(path, "ends in a line that is no audit record", code="A114", hint="move the file away")
+    foreign = _unusable(path, "ends with a line that is not an audit record", code="A114", hint="move the file away")
     raw_head = os.pread(head_descriptor, HEAD_BYTES + 1, 0)
     size = os.fstat(descriptor).st_size
     reach = MAX_APPEND_BYTES + MAX_LINE_BYTES

@@ -132,7 +132,7 @@ class LineWalk:
     def _take(self, sealed: SealedRecord | None) -> None:
         if sealed is None:
             self._unreadable += 1
-            self._add("unreadable", "this is no audit record")
+            self._add("unreadable", "this is not an audit record")
             return
         if not sealed.intact:
             self._add("changed", f"the hash of record {sealed.seq} does not fit its bytes")
@@ -209,7 +209,7 @@ class LineWalk:
         if "key-changed" not in found:
             return
         if control.get("anchor_checked") is True or self._made_anchor(control.get("anchor"), sealed):
-            self.report.notes.append(f"{here}: the key was changed; the anchor of the one before was checked")
+            self.report.notes.append(f"{here}: the key was changed; the anchor of the previous key was checked")
         else:
             self._add(
                 "at-start",

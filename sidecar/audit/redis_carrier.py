@@ -150,7 +150,7 @@ class RedisCarrier:
 def _found(raw_head: bytes, line: bytes, key: AuditKey, older: Sequence[AuditKey]) -> FoundEnd:
     last = unseal(line) if line else None
     if line and last is None:
-        raise ValueError("its last entry is no audit record")
+        raise ValueError("its last entry is not an audit record")
     read = read_anchor(raw_head + b"\n" if raw_head else b"", last, line, key, older)
     facts = read.facts | {"last_seq": last.seq if last else 0}
     return FoundEnd(read.end, 0, read.what, {"found": list(read.what), **facts} if read.what else {})

@@ -66,7 +66,9 @@ def stream_of(settings: Settings, worker: int) -> str:
 def reading_stream(settings: Settings, worker: int) -> RedisCarrier:
     """Opens the stream of a log for reading, without becoming its writer. Raises SettingsError."""
     if settings.audit_store.is_memory:
-        raise SettingsError([fault_in("store.url", "there is no Redis to read evidence from", code="A120")])
+        raise SettingsError(
+            [fault_in("store.url", "no Redis or Valkey is configured for the audit stream", code="A120")]
+        )
     return _stream(settings, worker, AuditKey.from_secret(b""))
 
 
@@ -77,7 +79,9 @@ def _carrier(
     if name == "redis":
         if settings.audit_store.place.kind not in ("redis", "unix"):
             hint = "write audit: {redis: {store: {url: redis://…}}}"
-            raise SettingsError([fault_in("audit.redis", "evidence is stored in one server", code="A120", hint=hint)])
+            raise SettingsError(
+                [fault_in("audit.redis", "the audit stream needs a single server", code="A120", hint=hint)]
+            )
         stream = _stream(settings, settings.server.worker, key, older)
         return stream, stream.take()
     if name == "otlp":

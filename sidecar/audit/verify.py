@@ -147,7 +147,7 @@ def _check_end(
     last_seq = report.last_seq
     if head is None:
         if path.exists():
-            report.add(path, 0, "forged", "this is no anchor")
+            report.add(path, 0, "forged", "this is not an anchor")
         elif not walk.part:
             report.add(path, 0, "no-anchor", "there is none, so the end of the log cannot be verified")
         return
@@ -212,26 +212,26 @@ def _sum_up_checkpoints(walk: LineWalk, published: Sequence[Published], keys: Ke
     if report.ok and signed is not None:
         report.signed_up_to = signed.seq
         proves(
-            f"{walk.signed_count} checkpoints in the log are signed: up to record {signed.seq} it is what the sidecar "
-            f"attested at {signed.time[:40]}, even if others can write files or have the audit key since"
+            f"signed checkpoints in the log: {walk.signed_count}; up to record {signed.seq} it is what the sidecar "
+            f"attested at {signed.time[:40]}, even if others had the files or the audit key since"
         )
     if report.ok and believed:
         newest = max(believed, key=lambda one: one.seq)
         proves(
-            f"{len(believed)} published checkpoints are true of it: up to record {newest.seq} it is what it was at "
-            f"{newest.time[:40]}, even if others could write files and keys since"
+            f"published checkpoints that match the log: {len(believed)}; up to record {newest.seq} it is as it was at "
+            f"{newest.time[:40]}, even if others had files and keys since"
         )
-        leaves_open(f"that log and anchor were not put back to a copy of after record {newest.seq}")
+        leaves_open(f"that log and anchor were not replaced with a copy from after record {newest.seq}")
     else:
         leaves_open("that log and anchor were not both replaced with an earlier copy, or started again without them")
     if published and not believed:
-        leaves_open("who signed the published checkpoints: no keys were given, or they are of other records")
+        leaves_open("who signed the published checkpoints: no keys were given, or the checkpoints are of other records")
     if len(published) == MAX_CHECKPOINTS:
-        leaves_open(f"what was published behind the first {MAX_CHECKPOINTS} checkpoints: it was not read")
+        leaves_open(f"the checkpoints after the first {MAX_CHECKPOINTS}, which were not read")
     if report.checkpoints and keys is None:
         leaves_open("who signed the log's checkpoints: no key was given for them (--public-key)")
     for kid in sorted(walk.unknown_kids) if keys is not None else ():
-        leaves_open(f"who signed the log's checkpoints: {kid} is none of the given keys")
+        leaves_open(f"who signed the log's checkpoints: {kid} is not one of the given keys")
 
 
 def _sum_up_end(walk: LineWalk, keys: Keys | None) -> None:
@@ -242,7 +242,9 @@ def _sum_up_end(walk: LineWalk, keys: Keys | None) -> None:
         report.end = "sealed" if walk.stopped_seq == last_seq - 1 else "attested"
     if report.end == "open" and attested_seq:
         behind = last_seq - attested_seq
-        report.notes.append(f"the end is open: {behind} records after the last checkpoint; a kill, or under way")
+        report.notes.append(
+            f"the end is open: {behind} records after the last checkpoint, after a kill, or while the sidecar runs"
+        )
 
 
 def _sum_up(walk: LineWalk, head: ChainHead | None, keys: Sequence[AuditKey]) -> None:
@@ -251,7 +253,7 @@ def _sum_up(walk: LineWalk, head: ChainHead | None, keys: Sequence[AuditKey]) ->
     report.instances = list(walk.instances)
     if report.ok and report.records:
         which = f"records {report.first_seq} to {report.last_seq}"
-        proves(f"{which}: none was changed, removed, moved or put in after it was sealed")
+        proves(f"{which}: none was changed, removed, moved or inserted after it was sealed")
         if keys and head is not None:
             proves(
                 f"the anchor was made with the key {head.key_id}: the log ends where the sidecar, or another holder of "
@@ -267,4 +269,4 @@ def _sum_up(walk: LineWalk, head: ChainHead | None, keys: Sequence[AuditKey]) ->
     if walk.part:
         leaves_open("what was before the first line and after the last: these files are a part")
         if keys and head is None:
-            leaves_open("who wrote it: a part has no anchor, so that the key proves nothing here")
+            leaves_open("who wrote it: a part has no anchor, so the key proves nothing here")

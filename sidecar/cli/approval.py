@@ -122,7 +122,7 @@ def list_(state: str, limit: int, offset: int, watch: bool, every: float, as_jso
         if found:
             print_table(("id", "state", "caller", "object", "action", "approver", "expires"), [*map(_row, found)])
         else:
-            click.echo("no call waits for approval" if state == WAITING else "there is none")
+            click.echo("no call waits for approval" if state == WAITING else "write repeat: {times: …}, or remove it")
         if after is not None:
             click.echo(f"and more: --offset {after}")
 
@@ -136,8 +136,10 @@ def list_(state: str, limit: int, offset: int, watch: bool, every: float, as_jso
 @click.argument("id", metavar="ID", shell_complete=_completed(*STATES))
 @_of_person
 def show(id: str, person: str, as_json: bool, **where: Any) -> None:
-    """Show the request ID, whose first letters suffice: the call, why and until when it waits, and who has seen it. A
-    person who may answer it also sees the arguments, which is recorded."""
+    """Show the request ID: the call, why and until when it waits, and who has seen it.
+
+    The first characters of the ID suffice. A person who may answer also sees the arguments, and the audit log records
+    that."""
     place = _place(**where)
     found = _found(place, _named(place, id, STATES), _checked(person, where["url"]))
     print_result(found, "\n".join(_in_full(found)), as_json)
@@ -146,8 +148,9 @@ def show(id: str, person: str, as_json: bool, **where: Any) -> None:
 @approval.command()
 @_answers(WAITING)
 def approve(**given: Any) -> None:
-    """Approve the waiting call ID; its first letters suffice. On a terminal, the command shows the call and asks you to
-    confirm."""
+    """Approve the waiting call ID. On a terminal, the command shows the call and asks you to confirm.
+
+    The first characters of the ID suffice."""
     _answer("approve", (WAITING,), **given)
 
 

@@ -116,7 +116,7 @@ def json_object(text: str, option: str) -> dict[str, Any]:
     try:
         value = orjson.loads(text)
     except orjson.JSONDecodeError as error:
-        raise click.BadParameter(f"this is no JSON: {error}", param_hint=option) from None
+        raise click.BadParameter(f"this is not JSON: {error}", param_hint=option) from None
     if not isinstance(value, dict):
         raise click.BadParameter('this is no JSON object, such as {"repo": "acme/site"}', param_hint=option)
     return value

@@ -3,8 +3,12 @@
 import sys
 from typing import Annotated
 
-from mcp.server import MCPServer
 from pydantic import Field
+
+try:
+    from mcp.server import MCPServer
+except ModuleNotFoundError:
+    sys.exit("this server needs the official MCP SDK: pip install 'nhi-sidecar[demo]'")
 
 NOTES = {"acme/site": ["launch is on Tuesday", "the logo is too small"], "acme/api": ["rate limits went live"]}
 

@@ -43,7 +43,7 @@ def show(principal: str, tool: str, limit: str, config: Path, as_json: bool) -> 
         unlisted = "is used: only principals are known that this sidecar charged since it started"
         click.echo(f"no limit{of_that_name} {f'counts {principal}' if principal else unlisted}")
         return
-    print_table(("limit", "for", "used", "left", "begins anew"), [*map(_row, answer["limits"])])
+    print_table(("limit", "for", "used", "left", "resets at"), [*map(_row, answer["limits"])])
     if answer["more"]:
         click.echo("and more: narrow them by --principal, --tool or --limit")
 

@@ -110,7 +110,7 @@ def _tables(found: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], list[tu
     )
     fullest = (found["limits"] or ())[:MOST_LIMITS]
     yield (
-        ("limit near its end", "for", "used", "begins anew"),
+        ("limit near its end", "for", "used", "resets at"),
         [(one["limit"], one["counted_for"] or "all", f"{_share(one):.0%}", one["reset_at"] or "-") for one in fullest],
     )
 

@@ -58,8 +58,16 @@ def keygen(out: Path, algorithm: str, as_json: bool) -> None:
     "--key", "key_path", type=FILE, default=KEY_FILE, show_default=True, help="The signing key, from `token keygen`."
 )
 @click.option("--issuer", default="https://issuer.dev.example", show_default=True, help="The issuer, as configured.")
-@click.option("--sub", "subject", required=True, help="user:alice or nhi:planner.")
-@click.option("--aud", "audiences", multiple=True, required=True, help="The route's URL, or nhi:<name>.")
+@click.option(
+    "--sub", "subject", required=True, help="The subject, as the issuer's kinds require: alice, or nhi:planner."
+)
+@click.option(
+    "--aud",
+    "audiences",
+    multiple=True,
+    required=True,
+    help="The called address (<public_url>/mcp/<server>), or nhi:<name>.",
+)
 @click.option("--act", "actors", multiple=True, help="An actor; repeat the option in the order of the chain.")
 @click.option("--scope", "scopes", multiple=True)
 @click.option("--claim", "claims", multiple=True, metavar="K=V", help="Another claim; V is JSON or a string.")

@@ -82,7 +82,7 @@ def wrap(path: Path, config: Path | None, url: str | None, as_json: bool) -> Non
         notes.append(f"callers there need an API key: {where}")
     for note in notes:
         click.echo(visible(f"note: {note}"), err=True)
-    done = f"wrote {path}; as it was: {backup}"
+    done = f"wrote {path}; the original is {backup}"
     click.echo(done if backup else f"{path} leads here already: nothing was changed")
 
 

@@ -50,7 +50,7 @@ class KeyRecord:
 
 
 def _owner(name: str) -> str:
-    return name if is_caller(name) else reject("this is no caller", hint="a key belongs to user:<id> or nhi:<id>")
+    return name if is_caller(name) else reject("this is not a caller", hint="a key belongs to user:<id> or nhi:<id>")
 
 
 def _time(text: str) -> str:
@@ -169,9 +169,9 @@ def _set_faults(document: Document, records: tuple[KeyRecord, ...], now: float) 
     live: Counter[str] = Counter()
     for place, record in enumerate(records):
         if record.id in ids:
-            yield document.fault(("keys", place, "id"), f"key id {record.id} is there twice", "S313")
+            yield document.fault(("keys", place, "id"), f"key id {record.id} appears twice", "S313")
         ids.add(record.id)
         live[record.principal] += record.lives(now)
         if record.lives(now) and live[record.principal] > MAX_LIVE_KEYS:
-            message = f"{record.principal} has more than {MAX_LIVE_KEYS} live keys"
+            message = f"{record.principal} has more than {MAX_LIVE_KEYS} valid keys"
             yield document.fault(("keys", place, "principal"), message, "S314", "revoke or expire an older one")

@@ -18,7 +18,7 @@ from sidecar.settings.secrets import check_private
 from sidecar.settings.sidecar_file import Settings
 from sidecar.settings.yaml_document import read_document
 
-NO_PEPPER = "the pepper of the API keys is not there: without it no key is valid"
+NO_PEPPER = "the pepper of the API keys is missing: without it, no key is valid"
 
 
 def issuers_from(settings: IdentitySettings) -> tuple[TrustedIssuer, ...]:
@@ -69,7 +69,7 @@ def api_keys_from(settings: Settings, now: float) -> ApiKeys:
         return ApiKeys()
     pepper = settings.api_keys_pepper_path
     if not pepper.exists():
-        hint = "every replica needs the one that `sidecar token api-key` made: copy it here, or name it with"
+        hint = "every replica needs the one that `sidecar token api-key` created: copy it here, or name it with"
         raise SettingsError([fault_in(pepper, NO_PEPPER, code="S317", hint=f"{hint} identity.api_keys_pepper_path")])
     return ApiKeys(records, read_pepper(pepper))
 

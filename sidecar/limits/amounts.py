@@ -33,7 +33,7 @@ def millionths(written: object) -> int:
     if isinstance(text, str) and "e-" in text and isinstance(written, float):
         text = format(Decimal(text), "f")  # such as 0.00001
     if not isinstance(text, str) or not _WRITTEN.fullmatch(text):
-        raise ValueError("this is no amount")
+        raise ValueError("this is not an amount")
     return int(Decimal(text) * MILLION)
 
 
@@ -49,7 +49,7 @@ def path_of(text: str) -> tuple[str, ...]:
     if _DOTTED.fullmatch(text):
         return tuple(text.split("."))
     if not _POINTER.fullmatch(text):
-        raise ValueError("this is no path")
+        raise ValueError("this is not a path")
     return tuple(step.replace("~1", "/").replace("~0", "~") for step in text[1:].split("/"))
 
 

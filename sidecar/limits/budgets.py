@@ -90,14 +90,14 @@ def _amount(value: object) -> int:
         return millionths(value)
     except ValueError:
         hint = "write 5, 0.002 or '0.002': below 1000000000, with six decimal places at most"
-        reject("this is no amount", "Y103", hint)
+        reject("this is not an amount", "Y103", hint)
 
 
 def _result_path(text: str) -> str:
     try:
         path_of(text)
     except ValueError:
-        reject("this is no path into a result", hint="write _meta.usage.cost, or /_meta/acme.example~1cost")
+        reject("this is not a path into a result", hint="write _meta.usage.cost, or /_meta/acme.example~1cost")
     return text
 
 
@@ -105,7 +105,7 @@ ObjectPattern = Annotated[
     str,
     _matching(
         r"\*|(tool|prompt|resource|nhi):\S{1,512}",
-        "this names no object",
+        "this is not an object",
         "write tool:<server>/<tool>, prompt:…, resource:… or nhi:…; * matches any run",
     ),
     AfterValidator(normal_object),
@@ -114,7 +114,7 @@ PrincipalPattern = Annotated[
     str,
     _matching(
         r"\*|anonymous|(user|nhi|role):[!#-&(-+\--{}~]{1,512}",
-        "this names no principal",
+        "this is not a principal",
         "write user:<id>, nhi:<id> or role:<name>; * matches any run",
     ),
 ]
@@ -122,7 +122,7 @@ SeedTool = Annotated[
     str,
     _matching(
         rf"{SLUG}|(tool|prompt|resource|nhi):\S{{1,512}}",
-        "this names no tool",
+        "this is not a tool or a server",
         "write the server's name, such as github, or an object such as tool:github/*",
     ),
 ]
@@ -145,7 +145,7 @@ Unit = Annotated[
     str,
     _matching(
         r"[A-Za-z][A-Za-z0-9_-]{0,31}",
-        "this names no unit",
+        "this is not a unit",
         "write usd, tokens or another name of letters, digits, _ and -",
     ),
 ]
@@ -192,7 +192,10 @@ class ToolEntry(Section):
         for ours, seeds, name, seed_name in pairs:
             if ours is not None and seeds is not None:
                 yield Finding(
-                    f"{seed_name} says again what {name} says", hint="keep one of them", at=(seed_name,), on_key=True
+                    f"{seed_name} and {name} have the same meaning",
+                    hint="keep one of them",
+                    at=(seed_name,),
+                    on_key=True,
                 )
         yield from rate_faults(*self._said_rate)
 
@@ -264,9 +267,9 @@ class CostEntry(Section):
 
     def _faults(self) -> Iterator[Finding]:
         if self.per_call is None and self.from_result is None:
-            yield Finding('neither "per_call" nor "from_result" says what it costs', "Y102")
+            yield Finding("the cost is missing", "Y102")
         if self.from_result is not None and self.max_per_call is None:
-            hint = "it is what is reserved before the call, so that no budget is overspent"
+            hint = "the sidecar reserves this amount before the call, so that no budget is overspent"
             yield Finding("from_result needs max_per_call", "Y102", hint, at=("from_result",), on_key=True)
         if self.from_result is None and self.max_per_call is not None:
             yield Finding("max_per_call needs from_result", "Y102", at=("max_per_call",), on_key=True)
@@ -303,12 +306,12 @@ class BudgetEntry(Section):
     def _faults(self) -> Iterator[Finding]:
         periods = {name: getattr(self, name) for name in PERIODS}
         if all(most is None for most in periods.values()):
-            yield Finding("this says nothing of how much", "Y102", "write per_hour, per_day or per_month")
+            yield Finding("the amount is missing", "Y102", "write per_hour, per_day or per_month")
         for name, most in periods.items():
             if most == 0:  # a daily_quota of 0 means unlimited, so 0 would be ambiguous here
-                yield Finding("a budget is more than 0", hint="deny the calls by a rule", at=(name,))
+                yield Finding("a budget must be more than 0", hint="to deny the calls, write a rule", at=(name,))
         if self.shared and self.principal is None:
-            hint = "without a principal all share one counter already"
+            hint = "without a principal, all calls already share one counter"
             yield Finding("shared needs a principal", "Y102", hint, at=("shared",), on_key=True)
 
     def compiled(self) -> BudgetRule:
@@ -355,9 +358,9 @@ class BudgetsFile(Section):
             seed = isinstance(entry, SeedEntry)
             what = entry.pattern if isinstance(entry, SeedEntry) else (entry.principal, entry.object, entry.unit)
             if what in known:
-                name = what if seed else "this principal, object and unit"
+                name = what if seed else "this combination of principal, object and unit"
                 place = "tool" if seed else "unit"
-                yield Finding(f"{name} has an entry already", hint="keep one of them", at=("budgets", index, place))
+                yield Finding(f"{name} already has an entry", hint="keep one of them", at=("budgets", index, place))
             known.add(what)
 
     def _without_costs(self) -> Iterator[Finding]:
@@ -370,10 +373,16 @@ class BudgetsFile(Section):
             if not isinstance(entry, BudgetEntry):
                 continue
             if entry.unit not in least:
-                hint = f"units that have costs: {', '.join(sorted(least))}" if least else "costs: says what calls cost"
-                yield Finding(f"no call costs any {entry.unit}", hint=hint, at=("budgets", index, "unit"))
+                hint = (
+                    f"units that have costs: {', '.join(sorted(least))}"
+                    if least
+                    else "write the costs of calls under costs"
+                )
+                yield Finding(f"no entry of costs has the unit {entry.unit}", hint=hint, at=("budgets", index, "unit"))
             for name in PERIODS:
                 most = getattr(entry, name)
                 if most and most < least.get(entry.unit, 0):
                     reserved = in_units(least[entry.unit])
-                    yield Finding(f"no call fits: each reserves {reserved} or more", at=("budgets", index, name))
+                    yield Finding(
+                        f"no call can be within it: each reserves {reserved} or more", at=("budgets", index, name)
+                    )

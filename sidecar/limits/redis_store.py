@@ -350,7 +350,7 @@ class RedisCounters:
             self._link.heard(error, wire)
         elif monotonic() - self._complained_s > COMPLAIN_EVERY_S:  # a missing permission, full memory, a foreign key
             self._complained_s = monotonic()
-            log.error("the store refuses what it is asked", extra={"error": printable(error)})
+            log.error("the store refuses a command", extra={"error": printable(error)})
 
     def _guarded(
         self, charges: Charges, decision_id: str, number: int, record_ms: int = REMEMBER_S * 1000

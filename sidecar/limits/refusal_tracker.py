@@ -88,7 +88,7 @@ class RefusalTracker:
             if now_s - no.at_s > HOLDS_S:
                 del self.current[asked]
             elif what in ("", asked):
-                return f"it refuses what it is asked ({asked}): {no.why}"
+                return f"it refuses a command ({asked}): {no.why}"
         return ""
 
 

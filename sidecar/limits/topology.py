@@ -61,7 +61,7 @@ def understood() -> Iterator[None]:
     try:
         yield
     except (ValueError, TypeError, LookupError, ArithmeticError, RecursionError) as error:
-        raise NoPrimaryError(f"an answer that makes no sense ({type(error).__name__})") from None
+        raise NoPrimaryError(f"an unexpected answer ({type(error).__name__})") from None
 
 
 class Finder:
@@ -145,7 +145,7 @@ class Sentinels(Finder):
             async with asyncio.timeout(self._answer_s):
                 role = await _answer(connection, "ROLE")
             if not isinstance(role, list) or not role or role[0] != b"master":
-                raise NoPrimaryError("who is called primary is a replica yet")
+                raise NoPrimaryError("the server that is named as primary is still a replica")
         except BaseException:
             await connection.disconnect(nowait=True)
             raise
@@ -291,7 +291,7 @@ def _check_files(chosen: StoreSettings) -> None:
             check_private(tls.key_path or tls.cert_path)
             context.load_cert_chain(tls.cert_path, tls.key_path, password=lambda: "")
     except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
-        raise SettingsError([fault_in(file or "store.tls", f"is of no use for TLS: {error}", code="S136")]) from None
+        raise SettingsError([fault_in(file or "store.tls", f"cannot be used for TLS: {error}", code="S136")]) from None
 
 
 def _sentinel_login(chosen: StoreSettings) -> dict[str, Any]:

@@ -166,7 +166,7 @@ def lines_of(rows: Sequence[tuple[str, Sequence[Any]]]) -> Iterator[str]:
         except IndexError:  # a closing bracket without an opening one
             same = False
         if not same:
-            why = "it would read back as other values: a comma is inside brackets, and every bracket has its pair"
+            why = "a file cannot contain it: commas must be inside brackets, and brackets must be paired"
             raise UnfitRow(f"{_place(number, values)}: {why}")
         yield line
 
@@ -177,11 +177,11 @@ def _unfit(value: object) -> str:
     if value != value.strip():
         return f"{value!r:.40} begins or ends with a blank, which Casbin drops"
     if len(value.splitlines()) > 1 or "\0" in value:
-        return f"{value!r:.40} holds a line break"
+        return f"{value!r:.40} contains a line break"
     try:
         value.encode()
     except UnicodeEncodeError:
-        return f"{value!r:.40} is no Unicode text"
+        return f"{value!r:.40} is not Unicode text"
     return ""
 
 

@@ -155,7 +155,7 @@ class _Seen:
 
     def __call__(self, value: object) -> bool:
         if not isinstance(value, bool | float):  # the types that Casbin accepts from a matcher
-            raise TypeError("a matcher gives true or false")
+            raise TypeError("a matcher must return true or false")
         if value:
             self.rows.append(self._row)
         self._row += 1

@@ -254,7 +254,7 @@ def _check_reads(text: str, syntax: Syntax) -> None:
     for read in syntax.reads:
         known = {"principal": PRINCIPAL_FIELDS, "origin": PRINCIPAL_FIELDS, "call": CALL_FIELDS}.get(read.path[0])
         if known and len(read.path) > 1 and read.path[1] not in known:
-            hint = meant(read.path[1], known) or "there are " + ", ".join(known)
+            hint = meant(read.path[1], known) or "known fields are " + ", ".join(known)
             at = max(read.offset, text.find(read.path[1], read.offset))
             width = len(read.path[1])
             raise Wrong("P403", f"{read.path[0]} has no {shown(read.path[1])}", hint, offset=at, width=width)

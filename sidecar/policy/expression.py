@@ -92,7 +92,7 @@ class ExpressionError(NamedTuple):
 def read_matcher(matcher: str) -> tuple[Node | None, list[ExpressionError]]:
     """Returns the tree, as far as it could be built, and all forbidden parts of the matcher."""
     if "#" in matcher or ";" in matcher or not matcher.isascii():
-        return None, [ExpressionError("a matcher holds no comments and only ASCII")]
+        return None, [ExpressionError("a matcher must be ASCII text without comments")]
     try:
         # The literals as written: Casbin rewrites them with the rest of the matcher.
         literals = [one or other for one, other in _QUOTED.findall(matcher)]
@@ -186,7 +186,7 @@ _QUOTED = re.compile(r"'([^']*)'|\"([^\"]*)\"")
 
 
 def _bad_literal(text: str) -> ExpressionError:
-    hint = "Casbin does not keep such literals as they are: texts of letters, digits and _ : / * @ - only"
+    hint = "Casbin changes such literals: use only letters, digits and _ : / * @ -"
     return ExpressionError("a literal is refused", hint, text)
 
 

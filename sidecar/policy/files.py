@@ -56,7 +56,7 @@ class PolicyFile:
 def policy_files(folder: Path, faults: Faults, named: Container[Path] = ()) -> list[PolicyFile]:
     """Returns the files of rows under a folder, except those that the settings name (absolute paths)."""
     if not folder.is_dir():
-        faults.whole("P001", "this folder is not there", str(folder))
+        faults.whole("P001", "this folder does not exist", str(folder))
         return []
     found: list[PolicyFile] = []
     for path in _walk(folder, faults):
@@ -64,7 +64,9 @@ def policy_files(folder: Path, faults: Faults, named: Container[Path] = ()) -> l
         if relative in _OTHERS or path.absolute() in named:
             continue
         if left_by_an_editor(path.name):
-            faults.warn("P007", "not read: an editor left it", SourceLine(str(path), 0, ""), hint="remove it")
+            faults.warn(
+                "P007", "ignored: an editor left this file behind", SourceLine(str(path), 0, ""), hint="remove it"
+            )
             continue
         if leads_out(path, folder, faults):
             continue
@@ -89,7 +91,7 @@ def unprintable(path: Path, faults: Faults) -> bool:
     """Whether a name, which every message quotes, holds unprintable characters; reports a fault if so."""
     if path.name.isprintable():
         return False
-    faults.whole("P002", "its name holds characters that cannot be shown", str(path), "rename it")
+    faults.whole("P002", "its name contains characters that cannot be shown", str(path), "rename it")
     return True
 
 
@@ -136,7 +138,7 @@ def _walk(folder: Path, faults: Faults) -> Iterator[Path]:
             if path.name.startswith(".") or (path == folder / _OTHER_FOLDER and _is_folder(path)):
                 continue
             if _is_folder(path) and path.suffix in (".csv", *YAML):
-                hint = "a mount of a file that is not there makes such a folder"
+                hint = "a mount of a missing file creates such a folder"
                 faults.whole("P001", "a folder with the name of a file", str(path), hint)
             elif not _is_folder(path):
                 yield path
@@ -158,11 +160,11 @@ def _stem(path: Path, faults: Faults) -> str:
     if path.suffix in YAML:
         if path.name not in _OTHERS:
             return stem
-        faults.whole("P003", f"{path.name} belongs to the top folder", str(path), "move it, or give it another name")
+        faults.whole("P003", f"{path.name} belongs in the top folder", str(path), "move it, or give it another name")
     elif path.suffix != ".csv" or stem not in STEMS:
         known = [f"{name}.csv" for name in STEMS]
         hint = meant(path.name, known) or "known are <kind>.csv, <kind>.<name>.csv, roles.csv, guardrails.csv"
-        faults.whole("P002", "no file of a policy has this name", str(path), hint)
+        faults.whole("P002", "no policy file has this name", str(path), hint)
     else:
         return stem
     return ""

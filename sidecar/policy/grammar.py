@@ -123,7 +123,7 @@ def action(text: str) -> str:
     """Parses one action, `use`, or a pattern that matches some action."""
     _check_ascii(text)
     if text != USE and not any(glob(known, text) for known in ACTIONS):
-        hint = meant(text, {*ACTIONS, USE}) or "`use` stands for the usual ones"
+        hint = meant(text, {*ACTIONS, USE}) or "`use` stands for the usual actions"
         raise Wrong("P104", f"action {shown(text)} is unknown", hint)
     return text
 
@@ -181,7 +181,7 @@ def limit(text: str, effect: str) -> int | None:
     if text == NONE:
         return None
     if effect == "deny":
-        raise Wrong("P107", f"{shown(text)} on a deny row limits nothing", "write -")
+        raise Wrong("P107", f"{shown(text)} has no effect on a deny row", "write -")
     if not _LIMIT.fullmatch(text):
         raise Wrong("P107", f"{shown(text)} is not a number from 1 to 999999999", "write -, or a deny row instead of 0")
     return int(text)
@@ -258,12 +258,18 @@ def _check_on_server(text: str, word: str, rest: str) -> None:
     server, slash, name = rest.partition("/")
     exact = "*" not in server
     if not (_SERVER if exact else _SERVER_PATTERN).fullmatch(server):
-        raise Wrong("P113", f"{shown(text)} names no server", f"write {word}:<server>/<name>, the server in lower case")
+        raise Wrong(
+            "P113", f"{shown(text)} does not name a server", f"write {word}:<server>/<name>, the server in lower case"
+        )
     if not slash and exact:
         raise Wrong("P113", f"{shown(text)} matches nothing", f"write {word}:{server}/* for everything on it")
     if slash and not (_URI_PATTERN if word == "resource" else _TOOL_NAME).fullmatch(name):
-        hint = "one row, one object: put several into a set" if "|" in name else f"{word} names hold no such character"
-        raise Wrong("P113", f"{shown(text)} names no {word} that can exist", hint)
+        hint = (
+            "a row has one object: use a set for several"
+            if "|" in name
+            else f"{word} names cannot contain this character"
+        )
+        raise Wrong("P113", f"{shown(text)} matches no possible {word}", hint)
 
 
 def _named(text: str, kinds: tuple[str, ...]) -> str:

@@ -125,7 +125,7 @@ def own_model(kind: PermissionKind, file: str, entries: Mapping[str, ModelEntry]
     effects = {"".join(effect.split()): effect for effect in EFFECTS}
     effect = effects.get("".join(entries["e"].value.split()), "") if "e" in entries else ""
     if not effect and "e" in entries:
-        hint = f"others allow by default, or depend on more than the rows: e = {ALLOW_AND_DENY}"
+        hint = f"write e = {ALLOW_AND_DENY}; other effects allow by default, or depend on more than the rows"
         entries["e"].refuse("P203", "this effect is refused", hint)
     matcher = entries["m"].value if "m" in entries else ""
     model = Model(kind, request, columns, groups, effect, matcher, (), by_domain)

@@ -100,7 +100,7 @@ class RuleReader(_Reader):
     def read(self, row: CsvRow) -> None:
         columns, errors = self._model.columns, self._faults.errors
         if len(row.fields) != len(columns):
-            hint = "p, " + ", ".join(columns) + " (write - for none; quote a field that holds a comma)"
+            hint = "p, " + ", ".join(columns) + " (write - for none; quote a field that contains a comma)"
             self._tell_count(row, len(columns), hint)
             return
         before = len(errors)
@@ -176,18 +176,22 @@ class RuleReader(_Reader):
     def _check_approval(self, row: CsvRow, noted: Mapping[str, CsvField], texts: Mapping[str, str]) -> None:
         for key in APPROVAL_NOTES:
             if key in noted and "approval" not in noted:
-                hint = "name who approves: approval=role:oncall"
-                self._tell(row, noted[key], Wrong("P109", f"{key} means nothing without approval", hint))
+                hint = "write approval=role:oncall"
+                self._tell(row, noted[key], Wrong("P109", f"{key} has no effect without approval", hint))
         if "approval" not in noted:
             return
         actions = texts["act"].split("|")
         if texts["eft"] == "deny":
-            wrong = Wrong("P109", "a deny row asks no one for approval", "an approval belongs on the row that allows")
+            wrong = Wrong(
+                "P109", "a deny row cannot require an approval", "write the approval on the row that allows the call"
+            )
         elif asked := [action for action in actions if action in OF_CLIENTS]:
             hint = "write another row for it, without approval"
-            wrong = Wrong("P109", f"{asked[0]} is a server's request, which waits for no approval", hint)
+            wrong = Wrong("P109", f"{asked[0]} is a request of a server, which cannot wait for an approval", hint)
         elif not any(glob(action, one) for one in actions for action in APPROVABLE):
-            wrong = Wrong("P109", "no action of this row waits for an approval", "known are " + ", ".join(APPROVABLE))
+            wrong = Wrong(
+                "P109", "no action of this row can wait for an approval", "known are " + ", ".join(APPROVABLE)
+            )
         else:
             return
         self._tell(row, noted["approval"], wrong)
@@ -301,7 +305,7 @@ class LinkReader(_Reader):
             return
         for key in row.notes.keys() - {"owner", "reason", "created_at"}:
             line = row.notes_line or row.line
-            self._faults.error("P109", f"{key} means nothing for a {row.type} row", line, row.notes[key].column)
+            self._faults.error("P109", f"{key} has no effect on a {row.type} row", line, row.notes[key].column)
         checks = _LINKS[row.type]
         member = self._checked(row, row.fields[0], checks[0])
         container = self._checked(row, row.fields[1], checks[1])

@@ -172,7 +172,7 @@ def _notes(line: SourceLine, faults: Faults) -> dict[str, CsvField]:
             return notes
         match = _NOTE.match(line.text, at)
         if match is None:
-            hint = 'write key=value, with the value in double quotes if it holds blanks: reason="Runbook 12"'
+            hint = 'write key=value, with the value in double quotes if it contains blanks: reason="Runbook 12"'
             faults.error("P109", "this is not key=value", line, at + 1, len(line.text) - at, hint)
             return notes
         _keep_note(match, line, notes, faults)

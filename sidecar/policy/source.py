@@ -416,7 +416,7 @@ def _read_file(file: PolicyFile, draft: PolicyBuilder, stock: _StockModels) -> N
         if kind is None and row.type == "p":
             texts = [field.text for field in row.fields[:2]]
             hint = (belongs(row, *texts) if len(texts) == 2 else "") or "p rows go into <kind>.csv"
-            draft.faults.error("P111", "roles.csv holds only g and g2 rows", row.line, hint=hint)
+            draft.faults.error("P111", "roles.csv contains only g and g2 rows", row.line, hint=hint)
         elif kind is None:
             links.read(row)
         elif row.type != "p":

@@ -93,8 +93,10 @@ def load_policy_aside(
                 raise PolicyError(faults)
             return unpack(results)
     except (EOFError, OSError, pickle.UnpicklingError):
-        hint = f"did it run out of memory, or take longer than {DEADLINE_S:.0f} s?"
-        raise PolicyError([fault_in(policies, "the process that reads it died", code="P008", hint=hint)]) from None
+        hint = f"it ran out of memory, or took longer than {DEADLINE_S:.0f} s"
+        raise PolicyError(
+            [fault_in(policies, "the process that reads the policy ended", code="P008", hint=hint)]
+        ) from None
 
 
 @contextmanager

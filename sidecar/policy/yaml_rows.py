@@ -85,7 +85,7 @@ def _mended(fault: Fault) -> Fault:
     if (fault.code == "Y008" and " is an alias" in fault.message) or "scanning an alias" in fault.message:
         return replace(fault, hint='a text that begins with * must be quoted: "*"')
     if "block sequence entries are not allowed" in fault.message:
-        return replace(fault, hint='leave the key out, or quote it: "-"')
+        return replace(fault, hint='remove the key, or quote it: "-"')
     return fault
 
 
@@ -106,7 +106,7 @@ class _YamlReader:
 
     def sections(self, root: YamlNode) -> Iterator[Found]:
         if root.value is None:
-            hint = "write version: 1 and what it says: rules, roles or sets"
+            hint = "write version: 1, and rules, roles or sets"
             self.values.faults.whole("P506", "the file is empty", self.values.file, hint)
             return
         said = self.values.mapping(root, "a policy", SECTIONS, needed=("version",))
@@ -116,7 +116,7 @@ class _YamlReader:
         if version is not None and (type(version.value) is not int or version.value != 1):
             self.values.fault("P504", "this version of the format is unknown", version.span, "write version: 1")
         if said.keys() <= {"version"}:
-            self.values.fault("P503", "it says nothing", root.span, "write rules, roles or sets")
+            self.values.fault("P503", "the file has no content", root.span, "write rules, roles or sets")
         links = YamlLinkReader(self.values, self.columns, self.capabilities(said.get("capabilities")))
         for name, node in said.items():
             if name in ("rules", "permissions"):
@@ -135,7 +135,7 @@ class _YamlReader:
             return {}
         if not isinstance(node.value, dict) or not node.value:
             message = "capabilities must be a mapping of capabilities to their objects"
-            self.values.fault("P501", message, node.span, "such as {github.read: [tool:github/get_*]}")
+            self.values.fault("P501", message, node.span, "write, for example, {github.read: [tool:github/get_*]}")
             return {}
         return {name: self.values.texts(objects, name) or () for name, objects in node.value.items()}
 
@@ -245,7 +245,7 @@ class _RuleColumns:
             return self.values.implied("deny" if guardrail else "allow", self.node.span)
         effect = self.values.text(self.said["effect"], "effect")
         if effect is not None and guardrail and effect.text == "allow":
-            hint = "leave effect out, or choose another kind"
+            hint = "remove effect, or choose another kind"
             self.values.fault("P505", "a guardrail only denies", self.said["effect"].span, hint)
             return None
         return effect
@@ -265,7 +265,7 @@ class _RuleColumns:
         place = said["permission_type"]
         lent = values.word(said, "permission_type", PERMISSION_TYPES, "write call or delegate")
         if lent is not None and self.kind not in (None, *_NHI_KINDS):
-            message = f"permission_type says nothing in {self.kind.value}"
+            message = f"permission_type has no effect in {self.kind.value}"
             hint = "it belongs to user_to_nhi and nhi_to_nhi; write actions"
             values.fault("P505", message, place.key or place.span, hint)
             return None

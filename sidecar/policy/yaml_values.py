@@ -25,8 +25,8 @@ _OTHERS_SAY: Mapping[str, str] = {
     "decision": "effect",
 }
 _ELSEWHERE: Mapping[str, str] = {
-    **dict.fromkeys(("tools", "principals", "budgets", "costs"), "limits belong into budgets.yaml"),
-    **dict.fromkeys(("tests", "suite"), "policy tests belong into the folder tests/"),
+    **dict.fromkeys(("tools", "principals", "budgets", "costs"), "limits belong in budgets.yaml"),
+    **dict.fromkeys(("tests", "suite"), "policy tests belong in the folder tests/"),
 }
 
 _EMPTY_HINT = "write a value, or remove the key"

@@ -235,7 +235,7 @@ def lines_of(paths: Sequence[Path], torn: Callable[[int], object]) -> Iterator[t
                     break
                 sealed = unseal(raw[:-1])
                 if sealed is None:
-                    raise UnreadableAuditLine(f"{where}: this is no audit record")
+                    raise UnreadableAuditLine(f"{where}: this is not an audit record")
                 if not sealed.intact:
                     raise UnreadableAuditLine(f"{where}: the hash of record {sealed.seq} does not fit its bytes")
                 yield sealed.fields, read_bytes

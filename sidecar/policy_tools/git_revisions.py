@@ -63,14 +63,14 @@ def opened(name: str, *, directory: Path) -> Iterator[Revision]:
 async def _extract(name: str, directory: Path, root: Path) -> PurePosixPath:
     revision, colon, path = name.partition(":")
     if not revision or revision.startswith("-") or "\0" in name:
-        _refuse(name, "this is no folder, and no git revision")
+        _refuse(name, "this is not a folder, and no git revision")
     processes = Processes(os.environ)
     git = _GitReader(name, directory, processes)
     try:
         commit = await git.line("rev-parse", "--verify", "--quiet", "--end-of-options", f"{revision}^{{commit}}")
         if not commit:
             hint = "name a folder, main, HEAD~1, or rev:path"
-            _refuse(name, "this is no folder, and git knows no such revision", hint)
+            _refuse(name, "this is not a folder, and git knows no such revision", hint)
         top = _inside(path if colon else (await git.line("rev-parse", "--show-prefix")).rstrip("/"), name)
         blobs = await git.blobs(commit, [top / POLICIES, top / MODELS, top / CONFIG])
         if not any(blob.path.is_relative_to(top / POLICIES) for blob in blobs):
@@ -163,7 +163,7 @@ class _GitReader:
         than `most` bytes, or takes longer than DEADLINE_S."""
         path = executable_of("git", {}, os.environ)
         if path is None:
-            _refuse(self._name, "this is no folder, and git is not installed")
+            _refuse(self._name, "this is not a folder, and git is not installed")
         program = Program(
             path, ["git", *_OPTIONS, *arguments], {**os.environ, **_QUIET}, str(self._directory.absolute())
         )
@@ -171,7 +171,7 @@ class _GitReader:
             async with asyncio.timeout(DEADLINE_S):
                 said, _, ended = await output_of(self._processes, program, most=most + 1, sent=sent)
         except StartFailed as error:
-            _refuse(self._name, f"this is no folder, and git cannot be started: {error}")
+            _refuse(self._name, f"this is not a folder, and git cannot be started: {error}")
         except TimeoutError:
             _refuse(self._name, f"git took longer than {DEADLINE_S:g} s")
         if len(said) > most:

@@ -84,7 +84,7 @@ def in_folder(folder: Path) -> PolicyLocation:
     next to them has the settings of Casbin models. Raises SettingsError if the folder does not exist, or these settings
     are invalid."""
     if not folder.is_dir():
-        raise SettingsError([fault_in(folder, "this folder is not there", code="P001")])
+        raise SettingsError([fault_in(folder, "this folder does not exist", code="P001")])
     policies = folder / POLICIES if (folder / POLICIES).is_dir() else folder
     models = policies.parent / MODELS
     place = PolicyLocation(models if models.is_dir() else shipped(MODELS), policies)

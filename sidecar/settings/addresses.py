@@ -48,7 +48,7 @@ def parse_address(text: str, folder: Path | None = None) -> ListenAddress | Unix
         return _unix_address(text.removeprefix("unix:"), folder)
     found = _HOST_AND_PORT.fullmatch(text)
     if not found:
-        reject("this is no address", hint='write host:port such as 127.0.0.1:8080, or "unix:/path/to.sock"')
+        reject("this is not an address", hint='write host:port such as 127.0.0.1:8080, or "unix:/path/to.sock"')
     host = found["v6"] or found["host"]
     if not host:
         reject("the host is missing", hint=f"write 127.0.0.1{text}, or 0.0.0.0{text} for every interface")

@@ -52,15 +52,15 @@ def _usual_path(path: object) -> object:
 
 def _own_path(path: str) -> str:
     if path.split("/")[1].lower() in OURS:
-        hint = "such as /tools/summarise; at /agents/<name> it is anyway"
-        reject(f"/{path.split('/')[1]} leads to addresses of the sidecar's own", "S174", hint)
+        hint = "for example /tools/summarise; the agent is always at /agents/<name> too"
+        reject(f"/{path.split('/')[1]} is reserved for addresses of the sidecar", "S174", hint)
     return path
 
 
 BasePath = Annotated[
     str,
     Field(max_length=MAX_BASE_PATH, json_schema_extra={"pattern": f"^{BASE_PATH}$"}),
-    named(BASE_PATH, "path", "such as /tools/summarise, with no slash at its end"),
+    named(BASE_PATH, "path", "for example /tools/summarise, without a trailing slash"),
     AfterValidator(_own_path),
 ]
 OwnPath = Annotated[
@@ -117,9 +117,9 @@ class EndpointAuth(Section):
     def _without_token(self) -> Iterator[Finding]:
         for key in ("token_path", "token_env", "header_name", "principal"):
             if getattr(self, key) is not None:
-                yield Finding(f"{key} is for a token, and this is none", "S171", "remove it", (key,), on_key=True)
+                yield Finding(f"{key} does not apply to type: none", "S171", "remove it", (key,), on_key=True)
         if self.required and "required" in self.model_fields_set:
-            yield Finding("there is no token to require", "S171", "remove it", ("required",), on_key=True)
+            yield Finding("type: none has no token to require", "S171", "remove it", ("required",), on_key=True)
 
     def _missing(self) -> Iterator[Finding]:
         if self.principal is None:
@@ -127,19 +127,23 @@ class EndpointAuth(Section):
         if self.token_path is None and self.token_env is None:
             yield Finding('the key "token_path" is missing', "Y102", f"type: {self.type} needs it", on_key=True)
         elif self.token_path is not None and self.token_env is not None:
-            yield Finding("the token is in a file or in a variable", "S171", "remove one of them", ("token_env",))
+            yield Finding("set either token_path or token_env, not both", "S171", "remove one of them", ("token_env",))
 
     def _misplaced(self) -> Iterator[Finding]:
         name, at = (self.header_name or "").lower(), ("header_name",)
         if self.type == "bearer_token" and name not in ("", BEARER_HEADER):
-            hint = "write type: api_key, or leave the header out"
-            yield Finding("a bearer token is in Authorization", "S171", hint, at)
+            hint = "write type: api_key, or remove header_name"
+            yield Finding("a bearer token is always sent in Authorization", "S171", hint, at)
         elif self.type == "api_key" and name == BEARER_HEADER:
-            yield Finding("Authorization bears a bearer token", "S171", "write type: bearer_token", at)
+            yield Finding("Authorization is the header of a bearer token", "S171", "write type: bearer_token", at)
         elif name in _TAKEN or name.startswith(_TAKEN_BEGINNINGS):
-            yield Finding(f"{self.header_name} has a meaning of its own", "S171", "such as X-Agent-Token", at)
+            yield Finding(
+                f"{self.header_name} is a reserved header", "S171", "write another, such as X-Agent-Token", at
+            )
         elif name.endswith("-bin"):
-            yield Finding(f"{self.header_name} holds bytes in gRPC, and no text", "S171", "such as X-Agent-Token", at)
+            yield Finding(
+                f"{self.header_name} has binary values in gRPC", "S171", "write another, such as X-Agent-Token", at
+            )
 
 
 class RateLimiting(Section):
@@ -179,21 +183,21 @@ def offer_faults(offer: AgentOffer, *, anonymous: bool) -> Iterator[Finding]:
     """The contradictions in an offer. `anonymous`: whether callers without a credential reach the agent."""
     spoken, auth = offer.transport_protocols, offer.authentication
     if not spoken:
-        hint = "json_rpc, http_json, grpc; without the key it is all three"
-        yield Finding("no protocol is allowed at its addresses", "S174", hint, ("a2a", "transport_protocols"))
+        hint = "write json_rpc, http_json or grpc; without the key, all three apply"
+        yield Finding("transport_protocols lists no protocol", "S174", hint, ("a2a", "transport_protocols"))
     elif offer.grpc_port is not None and "grpc" not in spoken:
         hint = "add grpc to transport_protocols, or remove it"
-        yield Finding("gRPC is not allowed at its addresses", "S174", hint, ("a2a", "grpc_port"), on_key=True)
+        yield Finding("grpc_port needs grpc in transport_protocols", "S174", hint, ("a2a", "grpc_port"), on_key=True)
     if offer.base_path is not None and spoken == ("grpc",):
-        yield Finding("gRPC has no paths", "S174", "remove it", ("a2a", "base_path"), on_key=True)
+        yield Finding("base_path has no effect for gRPC", "S174", "remove it", ("a2a", "base_path"), on_key=True)
     if auth is None:
         return
     if auth.type == "none" and not anonymous:
         hint = "add anonymous: true; rules must still allow anonymous"
-        yield Finding("callers without a credential are anonymous", "S171", hint, ("a2a", "authentication", "type"))
+        yield Finding("type: none needs anonymous callers", "S171", hint, ("a2a", "authentication", "type"))
     if auth.type != "none" and auth.required and anonymous:
         hint = "write required: false, or remove anonymous"
-        yield Finding("callers without a credential have no token either", "S171", hint, ("a2a", "authentication"))
+        yield Finding("anonymous callers have no token", "S171", hint, ("a2a", "authentication"))
 
 
 def path_faults(offers: Iterable[tuple[Loc, AgentOffer]]) -> Iterator[Finding]:
@@ -205,8 +209,8 @@ def path_faults(offers: Iterable[tuple[Loc, AgentOffer]]) -> Iterator[Finding]:
             continue
         for other, where in seen.items():
             if f"{path}/".startswith(f"{other}/") or f"{other}/".startswith(f"{path}/"):
-                what = f"{path} and {other} of {where} are one address of two agents"
-                yield Finding(what, "S174", "give each a path of its own, none below another", (*at, "base_path"))
+                what = f"{path} and {other} of {where} overlap"
+                yield Finding(what, "S174", "give each agent its own path, none below another", (*at, "base_path"))
                 break
         seen.setdefault(path, ".".join(map(str, at)))
 
@@ -218,4 +222,6 @@ def port_faults(offers: Iterable[tuple[Loc, AgentOffer]], shared: int | None) ->
         port = offer.grpc_port if offer.grpc_port is not None and shared is not None else shared
         if offer.transport_protocols == ("grpc",) and not port:
             hint = "write server: {grpc: ...} with a port, or allow json_rpc or http_json"
-            yield Finding("callers find no gRPC address", "S174", hint, (*at, "transport_protocols"))
+            yield Finding(
+                "grpc is the only protocol, and there is no gRPC listener", "S174", hint, (*at, "transport_protocols")
+            )

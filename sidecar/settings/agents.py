@@ -57,10 +57,13 @@ MAX_BACKOFF_S: Final = 60.0  # the longest rest between two tries of a run
 
 def _template(text: str) -> str:
     if not text or "/" in text or "\0" in text or text in (".", ".."):
-        reject("a file's template is a name, not a path", hint="such as input-{execution_id}.md")
+        reject("a file template must be a name, not a path", hint="write, for example, input-{execution_id}.md")
     left = text.replace("{execution_id}", "")
     if "{" in left or "}" in left:
-        reject("a file's template knows {execution_id} alone", hint="such as input-{execution_id}.md")
+        reject(
+            "the only placeholder of a file template is {execution_id}",
+            hint="write, for example, input-{execution_id}.md",
+        )
     return text
 
 
@@ -71,12 +74,12 @@ def _pattern(text: str) -> str:
     try:
         re.compile(text)  # compiled alone first, so that it cannot close the group around it
     except re.error as error:
-        reject(f"this is no regular expression: {error}")
+        reject(f"this is not a regular expression: {error}")
     try:
         _matcher(text)
     except ValueError:
-        hint = "no look-around and no back-references"
-        reject("this is no regular expression of the linear-time kind, or too large", hint=hint)
+        hint = "remove look-arounds and back-references"
+        reject("this regular expression is too large, or cannot be matched in linear time", hint=hint)
     return text
 
 
@@ -104,7 +107,7 @@ class Allowed(Section):
 
     def _faults(self) -> Iterator[Finding]:
         if bool(self.values) == (self.matches is not None):
-            yield Finding("write values or matches, one of them", "S170", on_key=True)
+            yield Finding("write either values or matches", "S170", on_key=True)
 
     @property
     def is_flag(self) -> bool:
@@ -211,7 +214,7 @@ class TextPatterns(NamedTuple):
 
 
 class CliAgent(Section):
-    """A command-line agent."""
+    """A CLI agent."""
 
     id: Annotated[str | None, Field(min_length=1, max_length=128)] = None
     """Identifier. Default: the key of this entry."""
@@ -337,11 +340,11 @@ class CliAgent(Section):
         ids = [skill.id for skill in self.a2a.skills]
         for index, name in enumerate(ids):
             if name in ids[:index]:  # rules refer to it by this name
-                yield Finding(f"another skill is called {name}", "S174", "rename one", ("a2a", "skills", index, "id"))
+                yield Finding(f"another skill has the id {name}", "S174", "rename one", ("a2a", "skills", index, "id"))
         for name in self.per_call.cli_args:
             if not _OPTION.fullmatch(name):
-                hint = "such as --language; a call chooses values of options, never more arguments"
-                yield Finding(f"{name} is no option", "S170", hint, ("per_call", "cli_args", name), on_key=True)
+                hint = "write an option such as --language; a call cannot add arguments"
+                yield Finding(f"{name} is not an option", "S170", hint, ("per_call", "cli_args", name), on_key=True)
 
     def _faults_of_patterns(self) -> Iterator[Finding]:
         told, said = TYPES.get(self.agent_type or "", (None, None))
@@ -355,20 +358,22 @@ class CliAgent(Section):
         patterns = self.patterns
         if patterns.input == "json-rpc" and patterns.output == "stdout":
             hint = "write output_pattern: json-rpc, or file"
-            yield Finding("JSON-RPC takes its standard output", "S172", hint, ("output_pattern",))
+            yield Finding("JSON-RPC uses the standard output", "S172", hint, ("output_pattern",))
         if patterns.output == "json-rpc" and patterns.input != "json-rpc":
-            yield Finding("JSON-RPC takes its standard input", "S172", "write input_pattern: json-rpc", on_key=True)
+            yield Finding("JSON-RPC uses the standard input", "S172", "write input_pattern: json-rpc", on_key=True)
 
     def _faults_of_conversation(self) -> Iterator[Finding]:
         patterns = self.patterns
         if self.mode == "interactive" and patterns.input in ("args", "file") and self.keep_alive:
             hint = "write input_pattern: stdin or json-rpc, or keep_alive: false"
             at = ("input_pattern",) if self.input_pattern is not None else ()
-            yield Finding("a process that serves several turns gets no input by arguments or files", "S172", hint, at)
+            yield Finding(
+                "a process that serves several turns cannot read input from arguments or files", "S172", hint, at
+            )
         if not (self.keeps_processes and patterns.input == "stdin"):
             for key in ("turn_end", "newlines", "greets"):
                 if key in self.model_fields_set:
-                    what = f"{key} is for a conversation on standard input, and this is none"
+                    what = f"{key} applies only to conversations on standard input"
                     yield Finding(what, "S172", "remove it", (key,), on_key=True)
 
     def _faults_of_places(self) -> Iterator[Finding]:
@@ -376,7 +381,7 @@ class CliAgent(Section):
         if patterns == ("file", "file") and self.input_file_template == self.output_file_template:
             # Without output in the file, its prompt would be returned as the response.
             at = ("output_file_template",)
-            yield Finding("both files have the same name", "S172", "give them two", at, on_key=True)
+            yield Finding("both files have the same name", "S172", "give each file its own name", at, on_key=True)
         for word, pattern, key in _PLACES:
             for index, argument in enumerate(self.args):
                 if word in argument and (argument != word or getattr(patterns, key) != pattern):
@@ -387,15 +392,15 @@ class CliAgent(Section):
         many = self.max_concurrent_executions
         if self.writes and many not in (None, 1):
             hint = "write 1, or access_type: read-only"
-            yield Finding("a read-write agent runs once at a time", "S173", hint, ("max_concurrent_executions",))
+            yield Finding("a read-write agent executes one run at a time", "S173", hint, ("max_concurrent_executions",))
         says = self.a2a.capabilities.concurrent_execution
         if says is not None and says is not (self.places > 1):
-            what = f"{self.places} at once is not concurrent_execution: {str(says).lower()}"
+            what = f"a maximum of {self.places} runs contradicts concurrent_execution: {str(says).lower()}"
             yield Finding(what, "S173", "remove it", ("a2a", "capabilities", "concurrent_execution"))
         if self.keeps_processes and self.max_sessions < self.places:
-            what = f"{self.places} conversations may speak at once, and max_sessions is {self.max_sessions}"
+            what = f"{self.places} conversations may run at once, but max_sessions is {self.max_sessions}"
             yield Finding(what, "S173", f"write at least {self.places}", ("max_sessions",))
         if self.retries.retry_read_write and not self.writes:
             at = ("retries", "retry_read_write")
-            yield Finding("this agent is read-only", "S173", "remove it", at, on_key=True)
+            yield Finding("this has no effect, because the agent is read-only", "S173", "remove it", at, on_key=True)
         yield from offer_faults(self.a2a, anonymous=self.anonymous)

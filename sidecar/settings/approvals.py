@@ -31,7 +31,7 @@ class ApprovalReceiver(Section):
 
     def _faults(self) -> Iterator[Finding]:
         if (self.url is None) == (self.url_path is None):
-            yield Finding("a receiver has exactly one of url and url_path", "S197", "write its address in one of them")
+            yield Finding("set exactly one of url and url_path", "S197", "write the address in one of them")
 
 
 class ApprovalSettings(Section):

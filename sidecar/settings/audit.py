@@ -60,11 +60,11 @@ class OtlpSink(Section):
     def _faults(self) -> Iterator[Finding]:
         parts = urlsplit(self.url)
         if self.header_paths and parts.scheme == "http" and not is_loopback_host(parts.hostname or ""):
-            what = "what these headers hold would cross the network in the clear"
+            what = "the values of these headers would be sent unencrypted"
             yield Finding(what, WRONG, "use https://", ("url",))
         for name in self.header_paths:
             if name.lower() in RESERVED_HEADERS:
-                what, at = f"{name} is written by the sidecar itself", ("header_paths", name)
+                what, at = f"{name} is set by the sidecar", ("header_paths", name)
                 yield Finding(what, WRONG, "remove it", at, on_key=True)
 
 
@@ -100,7 +100,9 @@ def _no_secret(pointer: str) -> str:
     for name in pointer.split("/"):
         words = [word.lower() for word in _WORD.findall(name)]
         if _SECRET_PART.search("".join(words)) or not _SECRET_WORDS.isdisjoint(words):
-            reject(f"{name} sounds like a credential", WRONG, "none is recorded: choose another")
+            reject(
+                f"{name} looks like the name of a credential", WRONG, "credentials are never recorded: choose another"
+            )
     return pointer
 
 
@@ -144,20 +146,22 @@ class AuditSettings(Section):
     def _faults(self) -> Iterator[Finding]:
         if self.sink != "file":
             if self.path is not None:
-                yield Finding(f"there is no file with sink: {self.sink}", WRONG, "remove it", ("path",), on_key=True)
+                yield Finding(f"path has no effect with sink: {self.sink}", WRONG, "remove it", ("path",), on_key=True)
             if self.durability == "disk":
-                hint = "strict waits until the sink has acknowledged it"
-                yield Finding(f"durability: disk is for a file, not for {self.sink}", WRONG, hint, ("durability",))
+                hint = "write strict, which waits until the sink acknowledges the record"
+                yield Finding(f"durability: disk applies to a file, not to {self.sink}", WRONG, hint, ("durability",))
             if self.rotate != RotationSettings():
-                yield Finding("only a file is rotated", WRONG, "remove it", ("rotate",), on_key=True)
+                yield Finding("rotation applies only to sink: file", WRONG, "remove it", ("rotate",), on_key=True)
         if self.sink == "stdout" and "stdout" in self.checkpoints.to:
-            hint = "remove it: the records there have their checkpoints among them"
-            yield Finding("standard output holds the records only", WRONG, hint, ("checkpoints", "to"))
+            loc = ("checkpoints", "to")
+            yield Finding("standard output already contains the checkpoints, as records", WRONG, "remove it", loc)
         if self.checkpoints.known_path is not None and self.sink not in GOES_ON:
             loc = ("checkpoints", "known_path")
-            yield Finding(f"with sink: {self.sink} each process begins a chain", WRONG, "remove it", loc, on_key=True)
+            yield Finding(
+                f"with sink: {self.sink}, each process begins its own chain", WRONG, "remove it", loc, on_key=True
+            )
         for name in ("redis", "otlp"):
             if getattr(self, name) is not None and name != self.sink:
-                yield Finding("no record goes to this sink", WRONG, f"write sink: {name}", (name,), on_key=True)
+                yield Finding("this sink is not in use", WRONG, f"write sink: {name}", (name,), on_key=True)
         if self.sink == "otlp" and self.otlp is None:
-            yield Finding("the receiver has no address", WRONG, "write otlp: {url: ...}", ("sink",))
+            yield Finding("sink: otlp needs a receiver", WRONG, "write otlp: {url: ...}", ("sink",))

@@ -40,7 +40,7 @@ def _place_from(value: object) -> object:
         return value
     found = _PLACE.fullmatch(value) if isinstance(value, str) else None
     if found is None:
-        reject("this is no host to call back", hint=_HINT)
+        reject("this is not a host that can receive callbacks", hint=_HINT)
     host, port = found["host"].lower(), found["port"]
     if port not in (None, "*") and int(port) > 65535:
         reject("a port is at most 65535")
@@ -67,7 +67,7 @@ def _network_from(value: object) -> object:
     try:
         return ip_network(value if isinstance(value, str) else "")
     except ValueError:
-        reject("this is no network", hint="write 10.20.0.0/16 or fd00:1::/32, with no bits beyond its length")
+        reject("this is not a network", hint="write 10.20.0.0/16 or fd00:1::/32, with no bits beyond its length")
 
 
 PlaceField = Annotated[

@@ -11,11 +11,9 @@ from sidecar.settings.identity import Algorithm
 from sidecar.settings.validation_errors import Finding
 
 MAX_SESSION_S = 8 * 3600.0
-ConsoleOrigin = Annotated[Origin, https_url("browsers reach the console over https", "write https://{rest}")]
+ConsoleOrigin = Annotated[Origin, https_url("the console needs an https URL", "write https://{rest}")]
 IssuerUrl = Annotated[
-    str,
-    https_url("people are sent to an identity provider over https only"),
-    AfterValidator(lambda text: text.rstrip("/")),
+    str, https_url("an identity provider needs an https URL"), AfterValidator(lambda text: text.rstrip("/"))
 ]
 
 
@@ -32,7 +30,7 @@ class OidcRoles(Section):
     def _faults(self) -> Iterator[Finding]:
         if not (self.viewer or self.operator):
             hint = "write operator: [platform-team]"
-            yield Finding("no value of the claim lets anybody in", "S196", hint, at=("claim",))
+            yield Finding("no value of the claim grants a role", "S196", hint, at=("claim",))
 
 
 class OidcSettings(Section):

@@ -24,7 +24,7 @@ KINDS = ("bearer_path", "header", "client_credentials", "token_exchange", "signe
 class TokenClient(Section):
     """The client at a token endpoint, and the token that it requests."""
 
-    token_url: Annotated[str, https_url("secrets go to a token endpoint over https only")]
+    token_url: Annotated[str, https_url("a token endpoint needs an https URL")]
     """URL of the token endpoint: https, or http on this machine. Redirects are not followed."""
     client_id: Word
     """Client id of the sidecar at the endpoint."""
@@ -52,7 +52,7 @@ class TokenClient(Section):
             yield Finding(f'the key "{needed}" is missing', "Y102", f"auth: {self.auth} needs it", on_key=True)
         for key in (other, *(("key_id", "assertion_audience") if needed == "secret_path" else ())):
             if getattr(self, key) is not None:
-                yield Finding(f"{key} is not for auth: {self.auth}", "S113", "remove it", (key,), on_key=True)
+                yield Finding(f"{key} does not apply to auth: {self.auth}", "S113", "remove it", (key,), on_key=True)
 
 
 class TokenExchange(TokenClient):
@@ -110,16 +110,20 @@ class UpstreamCredential(Section):
         if self.value_path is not None and self.header is None:
             kinds.append("header")
         if len(kinds) != 1:
-            hint = "bearer_path: ..., or header: X-Api-Key with value_path: ..., or one of " + ", ".join(KINDS[2:])
-            what = f"{' and '.join(kinds)} at once" if kinds else "nothing"
-            yield Finding(f"a credential is of one kind, and this is {what}", "S113", hint, on_key=True)
+            hint = "write bearer_path, header (X-Api-Key, for example) with value_path, or one of " + ", ".join(
+                KINDS[2:]
+            )
+            what = " and ".join(kinds) or "none"
+            yield Finding(f"set exactly one kind of credential; this sets {what}", "S113", hint, on_key=True)
         elif kinds == ["header"] and (self.header is None or self.value_path is None):
             missing = "header" if self.header is None else "value_path"
             yield Finding(f'the key "{missing}" is missing', "Y102", on_key=True)
         if self.own_bearer_path is not None and not self.passthrough:
-            yield Finding("own_bearer_path is for passthrough", "S113", "write bearer_path", ("own_bearer_path",))
+            yield Finding(
+                "own_bearer_path applies only to passthrough", "S113", "write bearer_path", ("own_bearer_path",)
+            )
         if self.header and self.header.lower() in RESERVED_HEADERS:
-            what = f"{self.header} is written by the sidecar itself"
+            what = f"{self.header} is set by the sidecar"
             yield Finding(what, "S114", "choose another header", ("header",))
 
 
@@ -141,12 +145,12 @@ def header_faults(headers: Iterable[str], own: str, *, grpc: bool = False) -> It
     for name in headers:
         lower, at = name.lower(), ("headers", name)
         if lower in RESERVED_HEADERS or lower.startswith(own):
-            yield Finding(f"{name} is written by the sidecar itself", "S114", "remove it", at, on_key=True)
+            yield Finding(f"{name} is set by the sidecar", "S114", "remove it", at, on_key=True)
         elif lower in CREDENTIAL_HEADERS:
-            hint = "credential: {bearer_path: ...}, or header: with value_path:"
-            yield Finding(f"{name} is a credential's header", "S114", hint, at, on_key=True)
+            hint = "write credential: {bearer_path: ...}, or header: with value_path:"
+            yield Finding(f"{name} is a header for credentials", "S114", hint, at, on_key=True)
         elif lower in seen:
-            yield Finding(f"{name} is there more than once", "S114", "remove one of them", at, on_key=True)
+            yield Finding(f"{name} appears more than once", "S114", "remove one of them", at, on_key=True)
         elif grpc and lower.endswith("-bin"):
-            yield Finding(f"{name} holds bytes in gRPC, and no text", "S114", "give it another name", at, on_key=True)
+            yield Finding(f"{name} has binary values in gRPC", "S114", "give it another name", at, on_key=True)
         seen.add(lower)

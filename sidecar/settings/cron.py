@@ -145,13 +145,13 @@ def calendar_from(expression: str, zone: str = "UTC") -> CronSchedule:
 def _fields_of(expression: str) -> list[str]:
     if expression.startswith("@"):
         if expression not in WORDS:
-            raise CronError(f"{expression} is none of cron's words", f"known here: {', '.join(WORDS)}")
+            raise CronError(f"{expression} is not a nickname of cron", f"known here: {', '.join(WORDS)}")
         return WORDS[expression].split()
     fields = expression.split()
     if len(expression) > _MAX_CHARS or not expression.isascii():
-        raise CronError("this is no cron expression", 'such as "30 2 * * *", every day at half past two')
+        raise CronError("this is not a cron expression", 'write, for example, "30 2 * * *": every day at half past two')
     if len(fields) == 6:
-        hint = "minute, hour, day of month, month, day of week; nothing here runs by the second"
+        hint = "minute, hour, day of month, month, day of week; there is no field for seconds"
         raise CronError("it has six fields, and cron has five", hint)
     if len(fields) != len(FIELDS):
         hint = 'minute, hour, day of month, month, day of week, such as "30 2 * * *", or a name such as @hourly'
@@ -165,5 +165,5 @@ def _misfit(fields: list[str]) -> CronError:
         try:
             CronSim(" ".join([*["*"] * place, fields[place], *["*"] * (len(fields) - place - 1)]), _SOME_DAY)
         except _UNREAD:
-            return CronError(f"{fields[place]} is no {name.replace('-', ' ')}", hint)
-    return CronError("there is no such day", "no month of these has so many days")
+            return CronError(f"{fields[place]} is not a valid {name.replace('-', ' ')}", hint)
+    return CronError("there is no such day", "none of these months has so many days")

@@ -59,7 +59,7 @@ def direct_hosts_from(value: object) -> DirectHosts:
         return DirectHosts("", network)
     found = _HOST_AND_PORT.fullmatch(text)
     if found is None:
-        reject("this is no host", CODE, _HINT)
+        reject("this is not a host", CODE, _HINT)
     host, port = found["v6"] or found["host"], int(found["port"] or 0)
     if port > 65535:
         reject("a port is at most 65535", CODE)
@@ -67,7 +67,7 @@ def direct_hosts_from(value: object) -> DirectHosts:
         return DirectHosts("", network, port)
     name = host.removeprefix("*.").removeprefix(".").rstrip(".")
     if host != ANY and (found["v6"] or not is_host_name(name) or name.replace(".", "").isdigit()):
-        reject("this is no host", CODE, _HINT)
+        reject("this is not a host", CODE, _HINT)
     return DirectHosts(ANY if host == ANY else name, None, port)
 
 
@@ -81,7 +81,7 @@ def _network(text: str) -> IPv4Network | IPv6Network | None:
 def _proxy_url(text: str) -> str:
     parts = split_url(text, "http", "https")
     if parts.path not in ("", "/") or parts.query:
-        reject("a proxy is a scheme, a host and a port", CODE, "write http://proxy.acme.example:3128")
+        reject("a proxy URL consists of a scheme, a host and a port", CODE, "write http://proxy.acme.example:3128")
     if parts.port is None:
         reject("the proxy's port is missing", CODE, f"write {parts.scheme}://{parts.netloc}:3128")
     return text.rstrip("/")

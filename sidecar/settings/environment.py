@@ -44,7 +44,7 @@ def overlay(document: Document, environ: Mapping[str, str]) -> tuple[Document, l
     taken: dict[Loc, str] = {}
     for variable in _variables(environ, faults):
         if earlier := taken.get(variable.loc):
-            message = f"set twice: {earlier} sets the same"
+            message = f"set twice: also by {earlier}"
             faults.append(fault_in(f"env {variable.name}", message, code="S202", hint="unset one of them"))
             continue
         taken[variable.loc] = variable.name
@@ -65,7 +65,7 @@ def _variables(environ: Mapping[str, str], faults: list[Fault]) -> Iterator[_Var
         segments = name.removeprefix(PREFIX).removesuffix(_FROM_FILE if from_file else "").split("__")
         if not name.startswith(PREFIX) or len(segments) < 2 or not all(map(_SEGMENT.fullmatch, segments)):
             hint = "write upper-case words joined by two underscores: SIDECAR_STORE__URL"
-            faults.append(fault_in(f"env {name}", "this names no setting", code="S201", hint=hint))
+            faults.append(fault_in(f"env {name}", "no setting has this name", code="S201", hint=hint))
             continue
         loc = tuple(int(part) if part.isdigit() else part.lower() for part in segments)
         yield _Variable(name, loc, environ[name], from_file)
@@ -118,7 +118,7 @@ def _laid_over(node: YamlNode, loc: Loc, leaf: YamlNode, faults: list[Fault]) ->
         entries = [*node.value[:step], _laid_over(below, rest, leaf, faults), *node.value[step + 1 :]]
         return replace(node, value=entries)
     what = "a list: write its entry's number" if isinstance(node.value, list) else "a value, not a section"
-    faults.append(fault_in(leaf.span.file, f"what is before {str(step).upper()} is {what}", code="S201"))
+    faults.append(fault_in(leaf.span.file, f"the part before {str(step).upper()} is {what}", code="S201"))
     return node
 
 
@@ -149,5 +149,5 @@ def _expand(text: str, environ: Mapping[str, str]) -> tuple[str, list[tuple[str,
 
     filled = _PLACEHOLDER.sub(value_of, text)
     if "${" in _PLACEHOLDER.sub("", text):
-        problems.append(("this ${...} is not understood", "write ${VAR}, ${VAR:-default} or ${env:VAR}"))
+        problems.append(("this form of ${...} is unknown", "write ${VAR}, ${VAR:-default} or ${env:VAR}"))
     return filled, problems

@@ -60,7 +60,7 @@ def seconds_from(value: object) -> object:
     """Parses a number of seconds, or `500ms`, `30s`, `5m`, `1h`, `2d`, as a float. Leaves other values to pydantic."""
     if isinstance(value, str):
         if not (found := _DURATION.fullmatch(value)):
-            reject("this is no duration", "Y103", "write seconds as a number, or 500ms, 30s, 5m, 1h, 2d")
+            reject("this is not a duration", "Y103", "write seconds as a number, or 500ms, 30s, 5m, 1h, 2d")
         return float(found[1]) * _SECONDS[found[2]]
     return float(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
@@ -69,7 +69,7 @@ def bytes_from(value: object) -> object:
     """Parses a number of bytes, or `64KiB`, `1MiB`, `1GiB`, as an int. Leaves other values to pydantic."""
     if isinstance(value, str):
         if not (found := _SIZE.fullmatch(value)):
-            reject("this is no size", "Y103", "write bytes as a number, or 64KiB, 1MiB, 1GiB")
+            reject("this is not a size", "Y103", "write bytes as a number, or 64KiB, 1MiB, 1GiB")
         return int(found[1]) * _BYTES[found[2]]
     return value
 
@@ -115,7 +115,7 @@ def rate_faults(per_second: float | None, burst: int | None) -> Iterator[Finding
         if burst is not None:
             yield Finding("a burst needs requests_per_second", "Y102", at=("burst",), on_key=True)
     elif burst_of(per_second, burst) * interval_us(per_second) > MAX_REFILL_S * 1_000_000:
-        yield Finding("this burst would take more than a day to come back", hint="use daily_quota")
+        yield Finding("this burst would take more than a day to refill", hint="use daily_quota")
 
 
 def _folder(info: ValidationInfo) -> Path:
@@ -129,7 +129,7 @@ def _path_from(value: object, info: ValidationInfo) -> Path:
     if not str(value):
         reject("the path is empty")
     if any(character < " " for character in str(value)):
-        reject("a path holds no control characters")
+        reject("a path cannot contain control characters")
     if str(value).startswith("~"):
         reject("~ is not expanded", hint="write the whole path")
     return _folder(info) / value
@@ -169,7 +169,7 @@ def _command_from(value: object, info: ValidationInfo) -> object:
 
 def _argument(text: str) -> str:
     if "\0" in text:
-        reject("no program can be given a NUL character")
+        reject("a program cannot receive a NUL character")
     return text
 
 
@@ -186,12 +186,15 @@ def split_url(text: str, *schemes: str) -> SplitResult:
         parts = urlsplit(text)
         port = parts.port
     except ValueError:
-        reject("this is no URL")
+        reject("this is not a URL")
     if parts.scheme not in schemes:
-        reject("this is no URL of a known scheme", hint=f"it must begin with {' or '.join(f'{s}://' for s in schemes)}")
+        reject(
+            "the scheme of this URL is not supported",
+            hint=f"it must begin with {' or '.join(f'{s}://' for s in schemes)}",
+        )
     plain = text.isascii() and not any(c <= " " or c == "\x7f" for c in text) and is_target(parts.path, parts.query)
     if port == 0 or not plain or not is_destination(parts.hostname or ""):
-        reject("this is no URL", hint="write scheme://host[:port]/path in plain ASCII")
+        reject("this is not a URL", hint="write scheme://host[:port]/path in plain ASCII")
     if "@" in parts.netloc:
         reject("a URL must not carry credentials", hint="put them into a file and name it under credential")
     if "#" in text:
@@ -225,7 +228,7 @@ def _public_url(text: str) -> str:
 def _origin(text: str) -> str:
     parts = split_url(text, "https", "http")
     if parts.path or "?" in text:
-        reject("an origin is scheme://host[:port] and nothing more", hint=f"write {parts.scheme}://{parts.netloc}")
+        reject("an origin has the form scheme://host[:port]", hint=f"write {parts.scheme}://{parts.netloc}")
     return text.lower()
 
 
@@ -234,7 +237,7 @@ def _host(text: str) -> str:
     name = host if colon and port.isdigit() else text
     bracketed = name.startswith("[") and name.endswith("]")
     if not (bracketed or is_host_name(name)):
-        reject("this is no host name", hint="write the Host header's value: gw.acme.example or gw.acme.example:8443")
+        reject("this is not a host name", hint="write the Host header's value: gw.acme.example or gw.acme.example:8443")
     return text.lower()
 
 
@@ -246,17 +249,19 @@ def _grpc_url(text: str) -> str:
     scheme, slashes, place = text.rpartition("://")
     named = place.replace(f"{AGENT_PLACE}.", "agent.", 1) if place.startswith(AGENT_PLACE) else place
     if scheme.lower() not in (("http", "https") if slashes else ("",)) or not is_host_name(named.partition(":")[0]):
-        hint = "such as https://grpc.acme.example, https://{agent}.grpc.acme.example or grpc.acme.example:443"
-        reject("this is no address of gRPC", "S127", hint)
+        hint = (
+            "write, for example, https://grpc.acme.example, https://{agent}.grpc.acme.example or grpc.acme.example:443"
+        )
+        reject("this is not a gRPC address", "S127", hint)
     if not re.fullmatch(r"[^/?#:]*(:[0-9]{1,5})?", named) or (not slashes and ":" not in named):
-        reject("an address of gRPC is a host and a port, and nothing more", "S127", "write host:port")
+        reject("a gRPC address consists of a host and a port", "S127", "write host:port")
     return text
 
 
 HttpUrl = Annotated[str, url_of("https", "http")]
-KeyUrl = Annotated[str, https_url("keys may be fetched over https only", "use https://, or jwks_path with a file")]
+KeyUrl = Annotated[str, https_url("a key set needs an https URL", "use https://, or jwks_path with a file")]
 PublicUrl = Annotated[
-    str, https_url("callers beyond this machine need https", "write https://{rest}"), AfterValidator(_public_url)
+    str, https_url("beyond this machine, callers need https", "write https://{rest}"), AfterValidator(_public_url)
 ]
 GrpcUrl = Annotated[str, AfterValidator(_grpc_url)]
 """The address of gRPC in agent cards."""
@@ -270,7 +275,7 @@ def matching(pattern: str, what: str, hint: str) -> Callable[[str], str]:
 
     def check(text: str) -> str:
         if not compiled.fullmatch(text):
-            reject(f"this is no {what}", hint=hint)
+            reject(f"this is not a valid {what}", hint=hint)
         return text
 
     return check
@@ -313,7 +318,7 @@ HeaderValue = Annotated[
 Scope = Annotated[
     str,  # RFC 6749, 3.3: scope-token
     Field(max_length=256),
-    named(r"[\x21\x23-\x5b\x5d-\x7e]+", "scope", "one scope an entry, without blanks"),
+    named(r"[\x21\x23-\x5b\x5d-\x7e]+", "scope", "write one scope per entry, without blanks"),
 ]
 VariableName = Annotated[
     str,

@@ -77,7 +77,7 @@ def _certificate_name(text: str) -> str:
     kind, _, rest = text.partition(":")
     if kind not in ("uri", "dns", "subject") or not rest or not text.isprintable():
         hint = "write spiffe://<trust domain>/<path>, uri:<URI>, dns:<host> or subject:CN=planner,O=Acme"
-        reject("this is no name in a certificate", hint=hint)
+        reject("this is not a name in a certificate", hint=hint)
     return f"dns:{rest.lower()}" if kind == "dns" else text
 
 
@@ -85,7 +85,7 @@ def _proxy_address(text: str) -> str:
     try:
         return text if text == "unix" else str(ip_network(text))
     except ValueError:
-        reject("this is no address or network", hint="write 10.0.0.5, 10.1.0.0/24, fd00::/8 or unix")
+        reject("this is not an address or a network", hint="write 10.0.0.5, 10.1.0.0/24, fd00::/8 or unix")
 
 
 CertificateName = Annotated[str, Field(max_length=2100), AfterValidator(_certificate_name)]
@@ -120,7 +120,7 @@ class SpiffeSettings(Section):
     def _faults(self) -> Iterator[Finding]:
         if self.path is None and not self.workloads:
             hint = 'write path: "/ns/prod/sa/{id}", or workloads: {/ns/prod/sa/planner: nhi:planner}'
-            yield Finding("no workload of this trust domain has a name", "S123", hint, ("trust_domain",))
+            yield Finding("no workload of this trust domain is mapped to a principal", "S123", hint, ("trust_domain",))
 
 
 class CertificateDomain(SpiffeSettings):
@@ -149,12 +149,12 @@ class CertificateSettings(Section):
             yield Finding("every certificate would be refused", "S125", hint)
         bare = {entry.trust_domain for entry in self.spiffe if entry.namespace is None}
         if len(bare) > 1:
-            hint = "of several trust domains all but one need a namespace of their own"
+            hint = "with several trust domains, all but one need a namespace"
             yield Finding("two trust domains could name the same NHI", "S125", hint, ("spiffe",))
         for name, principal in self.names.items():
             if not is_caller(principal):
                 hint = "write nhi:<id> or user:<id>"
-                yield Finding("a certificate belongs to an NHI or a user", hint=hint, at=("names", name))
+                yield Finding("a certificate identifies an NHI or a user", hint=hint, at=("names", name))
 
 
 class TrustedProxy(Section):
@@ -171,7 +171,9 @@ class TrustedProxy(Section):
     def _faults(self) -> Iterator[Finding]:
         if self.address is None and self.certificate is None:
             hint = "write address: 10.0.0.5, or certificate: spiffe://acme.example/gateway"
-            yield Finding("every caller would be this proxy", "S126", hint, on_key=True)
+            yield Finding(
+                "without an address or a certificate, every caller would be this proxy", "S126", hint, on_key=True
+            )
 
 
 class IssuerSettings(Section):
@@ -244,7 +246,7 @@ class IssuerSettings(Section):
     @field_validator("algorithms", mode="before")
     @classmethod
     def _no_shared_secret(cls, given: Any) -> Any:
-        hint = "name what only the issuer can sign with: RS256, ES256, EdDSA"
+        hint = "write asymmetric algorithms, such as RS256, ES256 or EdDSA"
         reject_any(
             Finding(f"{name} is not accepted", "S106", hint, (index,))
             for index, name in enumerate(given if isinstance(given, list) else [])
@@ -256,7 +258,7 @@ class IssuerSettings(Section):
     @classmethod
     def _known_clients(cls, clients: Mapping[str, str]) -> Mapping[str, str]:
         reject_any(
-            Finding("a client is direct or an NHI", hint="write direct, or nhi:<id>", at=(client,))
+            Finding("a client must be direct or an NHI", hint="write direct, or nhi:<id>", at=(client,))
             for client, means in clients.items()
             if means != "direct" and not is_nhi(means)
         )
@@ -272,44 +274,44 @@ class IssuerSettings(Section):
         if self.clients and (self.actor_from == "act" or (self.actor_from is None and self.preset is None)):
             yield Finding("clients are read only with actor_from", "S108", "write actor_from: azp", ("clients",))
         if self.subject_kind and (self.kind_claim or set(self.kinds) != {"user", "nhi"}):
-            hint = "it is for kinds: [user, nhi] without kind_claim"
+            hint = "it applies to kinds: [user, nhi] without kind_claim"
             yield Finding("subject_kind is not needed here", "S109", hint, ("subject_kind",))
         yield from self._peer_faults()
         yield from self._spiffe_faults()
         if "nhi" not in self.kinds and any(means != "direct" for means in self.clients.values()):
             hint = "write kinds: [user, nhi]"
-            yield Finding("this issuer may name no NHI", "S109", hint, ("clients",))
+            yield Finding("this issuer cannot name an NHI", "S109", hint, ("clients",))
 
     def _peer_faults(self) -> Iterator[Finding]:
         if self.preset == "sidecar" and not self.actors:
-            hint = "write actors: [nhi:<name>], the agents whose sidecar it is"
+            hint = "write actors: [nhi:<name>], the agents of that sidecar"
             yield Finding("a peer needs actors: without them it could speak for every NHI", "S122", hint, ("issuer",))
         if self.relays and (not self.actors or self.namespace):
-            hint = "relays is for an issuer with actors and without a namespace"
-            yield Finding("this issuer passes no names on", "S122", hint, ("relays",))
+            hint = "relays applies to an issuer with actors and without a namespace"
+            yield Finding("relays has no effect for this issuer", "S122", hint, ("relays",))
         if self.actors and self.preset in ("keycloak", "entra", "okta"):
-            yield Finding("this preset is not for an issuer with actors", "S122", "write preset: sidecar", ("preset",))
+            yield Finding("this preset does not support actors", "S122", "write preset: sidecar", ("preset",))
         if self.actors:
             for key in ("kind_claim", "subject_kind", "actor_from", "clients"):
                 if getattr(self, key):
-                    hint = "a peer's tokens say kinds and actors themselves"
-                    yield Finding(f"{key} is not for an issuer with actors", "S122", hint, (key,))
+                    hint = "the tokens of a peer contain the kinds and actors"
+                    yield Finding(f"{key} does not apply to an issuer with actors", "S122", hint, (key,))
             if "nhi" not in self.kinds:
-                yield Finding("this issuer may name no NHI", "S109", "write kinds: [user, nhi]", ("kinds",))
+                yield Finding("this issuer cannot name an NHI", "S109", "write kinds: [user, nhi]", ("kinds",))
 
     def _spiffe_faults(self) -> Iterator[Finding]:
         if self.spiffe is None:
             if self.preset == "spiffe":
                 hint = 'write spiffe: {trust_domain: acme.example, path: "/ns/prod/sa/{id}"}'
-                yield Finding("the preset spiffe needs spiffe: whose workloads are they", "S123", hint, ("issuer",))
+                yield Finding("the preset spiffe needs the key spiffe", "S123", hint, ("issuer",))
             return
         if self.preset not in (None, "spiffe"):
-            yield Finding("this preset is not for SPIFFE IDs", "S123", "write preset: spiffe", ("preset",))
+            yield Finding("this preset does not support SPIFFE IDs", "S123", "write preset: spiffe", ("preset",))
         for key in ("kind_claim", "subject_kind", "actor_from", "clients", "actors"):
             if getattr(self, key):
-                yield Finding(f"{key} is not for SPIFFE IDs", "S123", "remove it", (key,))
+                yield Finding(f"{key} does not apply to SPIFFE IDs", "S123", "remove it", (key,))
         if self.kinds != ("nhi",):
-            yield Finding("a SPIFFE ID is a workload's, never a user's", "S123", "write kinds: [nhi]", ("kinds",))
+            yield Finding("a SPIFFE ID identifies a workload, never a user", "S123", "write kinds: [nhi]", ("kinds",))
         if self.preset == "spiffe" and "EdDSA" in self.algorithms:
             yield Finding("a JWT-SVID is never signed with EdDSA", "S106", "remove it", ("algorithms",))
 
@@ -344,7 +346,7 @@ class IdentitySettings(Section):
             if names[issuer.issuer] > 1:
                 yield Finding("this issuer is listed twice", "S110", "keep one entry for each issuer", (*at, "issuer"))
             if issuer.namespace is None and index in minting and index != first_without:
-                hint = "of several issuers all but one need a namespace of their own"
+                hint = "with several issuers, all but one need a namespace"
                 yield Finding('the key "namespace" is missing', "S111", hint, (*at, "issuer"))
             if issuer.namespace and spaces[issuer.namespace] > 1:
                 yield Finding("two issuers share this namespace", "S111", "give each its own", (*at, "namespace"))

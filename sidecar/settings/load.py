@@ -55,7 +55,7 @@ def load(
     are reported together with the missing files of the valid agents and upstreams."""
     all_at_once = check_files if all_at_once is None else all_at_once
     if not path.exists():
-        hint = "write a working folder with `sidecar init`, or name the file with -c"
+        hint = "create a working folder with `sidecar init`, or name the file with -c"
         raise SettingsError([fault_in(path, "there is no such file", code="Y001", hint=hint)])
     document, faults = overlay(read_document(path), environ)
     try:
@@ -79,8 +79,8 @@ def file_faults(loaded: LoadedSettings, environ: Mapping[str, str]) -> list[Faul
     settings, document = loaded.settings, loaded.document
     nothing = []
     if stored_name(settings) == NOTHING_YET:
-        hint = "sidecar serve fetches it, and stores it for when the source is unavailable"
-        nothing = [document.fault(("policy", "source"), "no policy was taken from it yet", "S161", hint)]
+        hint = "sidecar serve fetches the policy, and stores it in case the source becomes unavailable"
+        nothing = [document.fault(("policy", "source"), "no policy was fetched from it yet", "S161", hint)]
     packages = _package_faults(settings, document)
     return [*nothing, *packages, *_path_faults(settings, document), *_program_faults(settings, document, environ)]
 
@@ -108,20 +108,20 @@ def doubts(loaded: LoadedSettings) -> Iterator[Fault]:
 def _doubts(settings: Settings) -> Iterator[Finding]:
     for name, upstream in settings.upstreams.items():
         if upstream.credential is not None and upstream.credential.passthrough:
-            message = f"the tokens of callers are shown to {name}, which can use them as if it were they"
-            hint = "use token_exchange or signed, unless these tokens are meant for this server too"
+            message = f"{name} receives the tokens of callers, and can act as these callers"
+            hint = "use token_exchange or signed, unless the tokens are issued for this server too"
             yield Finding(message, "S118", hint, ("upstreams", name, "credential", "passthrough"))
         if upstream.a2a is not None and not upstream.a2a.card_address:
-            message = f"the card of {name} has no address: no other address can be derived from a gRPC address"
-            hint = "write card_url, or its callers see no card and version: auto is 1.0"
+            message = f"the address of the card of {name} is unknown: it cannot be derived from a gRPC address"
+            hint = "write card_url; without it, callers get no card, and version: auto means 1.0"
             yield Finding(message, "S134", hint, ("upstreams", name, "a2a", "url"))
     if unshared := settings.unshared_keys:
-        message = f"another replica on this store would not have the keys of this one: {', '.join(unshared)}"
-        hint = "name files that all replicas have, or leave it so if there is one replica only"
+        message = f"other replicas on this store would not have these keys: {', '.join(unshared)}"
+        hint = "name files that all replicas have; with a single replica, ignore this"
         yield Finding(message, "S138", hint, ("store", "url"))
     for name, pointers in settings.audit.clear_arguments.items():
-        message = f"every reader of the audit log reads {', '.join(pointers)} of the calls of {name}"
-        hint = "leave out what is personal or secret; records cannot be changed later"
+        message = f"the audit log shows {', '.join(pointers)} of calls of {name} to all of its readers"
+        hint = "do not record personal or secret values; records cannot be changed later"
         yield Finding(message, "S151", hint, ("audit", "clear_arguments", name))
 
 
@@ -183,12 +183,12 @@ def _path_faults(settings: Settings, document: Document, section: str = "") -> I
                 pass
             case ("policy", "models" | "path") | (*_, "cwd" | "working_directory") | (*_, "working_directories", int()):
                 if not path.is_dir():
-                    finding = Finding(f"{path} is no folder", "S116", "make it, or correct the path")
+                    finding = Finding(f"{path} is not a folder", "S116", "create it, or correct the path")
             case ("admin", "credentials", _, "secret_path") | (*_, "authentication", "token_path"):
                 _, finding = judged_secret(path, "ours")
             case _:
                 if not path.is_file():
-                    finding = Finding(f"{path} is no file", "S116", "make it, or correct the path")
+                    finding = Finding(f"{path} is not a file", "S116", "create it, or correct the path")
         if finding is not None:
             yield document.fault(loc, finding.message, finding.code, finding.hint)
 

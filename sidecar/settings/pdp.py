@@ -25,7 +25,7 @@ def _template(text: str, shape: re.Pattern[str], hint: str) -> str:
     if text.count(ID) != 1:
         reject(f"{text} must have one * for the id", hint=hint)
     if shape.fullmatch(text) is None:
-        reject(f"{text} names nothing that rules could name", hint=hint)
+        reject(f"{text} is not a name that rules can contain", hint=hint)
     return text
 
 
@@ -64,8 +64,8 @@ class AuthzenType(Section):
 def _action(text: str) -> str:
     if text not in ACTIONS:
         reject(
-            f"{text} is no action of rules",
-            hint=did_you_mean(text, ACTIONS) or "write tools/call, resources/read or such",
+            f"{text} is not an action of rules",
+            hint=did_you_mean(text, ACTIONS) or "write an action such as tools/call or resources/read",
         )
     return text
 
@@ -112,7 +112,7 @@ class DecisionSettings(Section):
     def _faults(self) -> Iterator[Finding]:
         if self.listen is None or self.listen.is_loopback:
             if self.tls is not None and self.listen is None:
-                yield Finding("tls is for a listener, and there is none", "S102", "write listen", at=("tls",))
+                yield Finding("tls needs listen", "S102", "write listen", at=("tls",))
         elif self.tls is None:
             hint = "write tls: {cert_path: ..., key_path: ...}"
             yield Finding("a listener beyond loopback needs tls", "S102", hint, at=("listen",))

@@ -34,7 +34,7 @@ def _git_url(text: str) -> str:
 
 def _ref(text: str) -> str:
     if not _REF.fullmatch(text) or ".." in text or "//" in text or text.endswith(("/", ".lock", ".")):
-        reject("this is no git ref", hint="a branch, a tag, or a whole commit id")
+        reject("this is not a git ref", hint="a branch, a tag, or a whole commit id")
     return text
 
 
@@ -54,7 +54,7 @@ class _Source(Section):
 class BundleSource(_Source):
     """A bundle: a signed archive of policy files at a URL."""
 
-    url: Annotated[str, Field(max_length=2048), https_url("bundles are fetched over https only")]
+    url: Annotated[str, Field(max_length=2048), https_url("a bundle needs an https URL")]
     """URL of the bundle: https, or http on this machine. Redirects are not followed."""
     keys_path: PathField
     """File with the Ed25519 keys whose signatures are accepted, as a JWKS (`sidecar token keygen --algorithm EdDSA`) or
@@ -133,7 +133,7 @@ class AdapterSource(PythonClass, _Source):
         for at, arguments in (((), self.arguments), (("watcher",), self.watcher.arguments if self.watcher else ())):
             for name in sorted(_secrets_named(arguments) - set(self.secrets)):
                 hint = f"write secrets: {{{name}: PATH}}"
-                yield Finding(f"${{{name}}} is no secret", "Y103", hint, (*at, "arguments"))
+                yield Finding(f"${{{name}}} is not defined under secrets", "Y103", hint, (*at, "arguments"))
 
 
 def _secrets_named(value: object) -> set[str]:
@@ -160,7 +160,7 @@ class PolicySourceSettings(Section):
 
     def _faults(self) -> Iterator[Finding]:
         if sum(one is not None for one in (self.bundle, self.git, self.adapter)) != 1:
-            yield Finding("a policy comes from one source: bundle, git or adapter")
+            yield Finding("set exactly one source: bundle, git or adapter")
 
     @property
     def chosen(self) -> BundleSource | GitSource | AdapterSource:
@@ -347,14 +347,14 @@ class PolicySettings(CasbinSettings):
     def _faults(self) -> Iterator[Finding]:
         if self.source is not None and self.source.adapter is not None and not isinstance(self.models, Path):
             hint = "name a folder with model.conf, which decides every kind that has no model there"
-            yield Finding("the rows of an adapter are those of one model", "S160", hint, ("models",))
+            yield Finding("an adapter supplies the rows of model.conf only", "S160", hint, ("models",))
         for name in ("models", "path") if self.is_fetched else ():
             if name in self.model_fields_set:
-                hint = "remove it, or the source; a source holds policies/, and models/ or the shipped ones"
+                hint = "remove it, or policy.source, which contains policies/ and optionally models/"
                 yield Finding("models and rules come from policy.source", "S160", hint, (name,))
         if self.mode == "shadow" and self.shadow_until is None:
             two_weeks = rfc3339((time() // DAY_S + 14) * DAY_S)
-            hint = f"write when it ends, at most 30 days ahead: shadow_until: {two_weeks}"
+            hint = f"write its end, at most 30 days ahead: shadow_until: {two_weeks}"
             yield Finding('shadow mode needs the key "shadow_until"', "S140", hint, ("mode",))
         elif self.mode == "shadow" and self.shadow_until is not None and self.shadow_until > time() + MAX_SHADOW_S:
             yield Finding("shadow mode lasts 30 days at most", "S141", "choose an earlier time", ("shadow_until",))

@@ -52,8 +52,8 @@ def variables_in_file(path: Path) -> dict[str, str]:
             continue
         assigned = _ASSIGNMENT.fullmatch(line)
         if assigned is None or "\0" in line:
-            hint = "write NAME=value, or NAME='a value with blanks'; nothing in it expands"
-            fault = fault_in(path, "this line names no variable", code="S132", hint=hint)
+            hint = "write NAME=value, or NAME='a value with blanks'; values are not expanded"
+            fault = fault_in(path, "this line does not set a variable", code="S132", hint=hint)
             faults.append(replace(fault, line=number, column=1))
         elif assigned[1] in found:
             fault = fault_in(path, f"{assigned[1]} is set twice", code="S132", hint="keep one")

@@ -45,7 +45,7 @@ class RedactionSettings(Section):
 
     def _faults(self) -> Iterator[Finding]:
         if not (self.classes or self.prefixes or self.pointers):
-            yield Finding("this rule redacts nothing", "S130", "name classes, prefixes or pointers", on_key=True)
+            yield Finding("this rule has no effect", "S130", "name classes, prefixes or pointers", on_key=True)
 
 
 class ResponseSettings(Section):
@@ -68,5 +68,5 @@ class ResponseSettings(Section):
         prefixes = {prefix for rule in self.redact for prefix in rule.prefixes}
         for index, rule in enumerate(self.redact):
             if any(prefix in rule.replace for prefix in prefixes):
-                message = "this replacement contains a prefix that is searched for"
+                message = "this replacement contains one of the prefixes"
                 yield Finding(message, "S131", "choose another replacement", ("redact", index, "replace"))

@@ -27,7 +27,7 @@ def _zone(name: str) -> str:
     if name not in _zones():
         _zones.cache_clear()  # it may have been installed since
     if name not in _zones():
-        hint = did_you_mean(name, _zones()) or "such as Europe/Berlin, or UTC"
+        hint = did_you_mean(name, _zones()) or "write, for example, Europe/Berlin or UTC"
         reject(f"there is no time zone {name}", "S175", hint)
     return name
 
@@ -104,11 +104,11 @@ def schedule_faults(
         who = acts_as(key, schedule)
         if who.removeprefix("nhi:") in names:
             own: Loc = () if schedule.principal is None else ("principal",)
-            hint = "give it a name of its own" if own else "write principal: nhi:… of its own"
-            what = f"{who} is served by this sidecar, and would call as itself"
+            hint = "give it a name of its own" if own else "write another principal: nhi:…"
+            what = f"{who} is the name of an upstream or agent of this sidecar"
             yield Finding(what, "S179", hint, ("schedules", key, *own), on_key=not own)
         for field, value in (("id", schedule.id or key), ("name", schedule.name or key)):
             other = seen.setdefault((field, value), key)
             if other != key:
                 at = ("schedules", key) if getattr(schedule, field) is None else ("schedules", key, field)
-                yield Finding(f"{value} is the {field} of schedule {other} too", "S178", at=at, on_key=len(at) == 2)
+                yield Finding(f"{value} is also the {field} of schedule {other}", "S178", at=at, on_key=len(at) == 2)

@@ -63,7 +63,7 @@ def fault_of_secret(secret: str, whose: Whose) -> Finding | None:
     if any(not "!" <= character <= "~" for character in secret.replace(" ", "_")):
         return Finding("the secret is not one line of printable ASCII", "S120")
     if whose == "ours" and (weakness := weakness_of(secret)):
-        return Finding(weakness, "S121", "make one: openssl rand -hex 32")
+        return Finding(weakness, "S121", "create one: openssl rand -hex 32")
     return None
 
 
@@ -114,7 +114,7 @@ def read_hex_key(path: Path, what: str, code: str, *, strong: bool = True) -> by
     SettingsError if the key cannot be used, OSError if the file cannot be read."""
 
     def unusable(
-        message: str, hint: str = "restore the file, or make a new key: openssl rand -hex 32"
+        message: str, hint: str = "restore the file, or create a new key: openssl rand -hex 32"
     ) -> SettingsError:
         return SettingsError([fault_in(path, f"{what} {message}", code=code, hint=hint)])
 
@@ -143,11 +143,11 @@ def weakness_of(secret: str) -> str:
     if len(set(secret)) < MIN_DIFFERENT:
         return "the secret repeats itself"
     if _SAMPLE.search(secret.lower()):
-        return "the secret looks like a sample"
+        return "the secret looks like a sample value"
     if _repeats(secret):
         return "the secret repeats itself"
     if any(_walks(secret.lower(), stride) for stride in (1, 2)):
-        return "the secret is a sequence, or a row of keys"
+        return "the secret is a sequence, or a row of keys on a keyboard"
     return ""
 
 

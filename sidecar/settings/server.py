@@ -46,7 +46,7 @@ class TlsFiles(Section):
     def _faults(self) -> Iterator[Finding]:
         if self.client_certificate == "required" and self.client_ca_path is None:
             hint = "write client_ca_path: the authorities that sign client certificates"
-            yield Finding("no certificate could be good enough", "S124", hint, ("client_certificate",))
+            yield Finding("client_certificate needs client_ca_path", "S124", hint, ("client_certificate",))
 
 
 Tls = Annotated[
@@ -122,22 +122,22 @@ class ServerSettings(Section):
 
     def _faults(self) -> Iterator[Finding]:
         if self.workers != "auto" and self.worker > 0 and self.worker > self.workers:
-            hint = "remove it: it is set for each worker when it is started"
+            hint = "remove it: the supervisor sets it for each worker"
             yield Finding(f"there is no worker {self.worker} among {self.workers}", "S195", hint, at=("worker",))
         if self.grpc is not None and isinstance(self.tls, TlsFiles) and self.tls.client_certificate == "required":
-            hint = "leave grpc out, or let client_certificate be optional"
-            yield Finding("the gRPC listener asks for no client certificate", "S124", hint, at=("grpc",))
+            hint = "remove grpc, or write client_certificate: optional"
+            yield Finding("the gRPC listener does not request client certificates", "S124", hint, at=("grpc",))
         if isinstance(self.grpc, UnixAddress):
             yield Finding("a gRPC address is a host and a port", "S127", "write 127.0.0.1:8081", at=("grpc",))
         for key in ("grpc_url", "grpc_authority_header"):
             if self.grpc is None and getattr(self, key) is not None:
-                yield Finding(f"{key} is for a gRPC listener, and there is none", "S127", "write grpc", at=(key,))
+                yield Finding(f"{key} needs a gRPC listener", "S127", "write grpc", at=(key,))
         for name, address in (("listen", self.listen), ("grpc", self.grpc)):
             if address is None or address.is_loopback:
                 continue
             # Otherwise tokens would cross the network in clear, and their audiences would depend on the Host header.
             if self.public_url is None:
-                hint = "write public_url: https://<the name callers use>"
+                hint = "write public_url: https://<the name that callers use>"
                 yield Finding("a listener beyond loopback needs public_url", "S101", hint, at=(name,))
             if self.tls is None:
                 hint = "write tls: {cert_path: ..., key_path: ...}, or tls: external when a proxy in front ends TLS"
@@ -155,7 +155,7 @@ class LocalListener(Section):
     def _faults(self) -> Iterator[Finding]:
         if not self.listen.is_loopback:
             hint = "write unix:/path/to.sock or 127.0.0.1:<port>"
-            yield Finding("a local listener must not leave this machine", "S103", hint, at=("listen",))
+            yield Finding("a local listener must be a loopback address or a Unix socket", "S103", hint, at=("listen",))
 
 
 class AdminCredential(Section):
@@ -272,7 +272,7 @@ class StreamSettings(Section):
 
 
 class TaskSettings(Section):
-    """Owners of MCP and A2A tasks, tasks of the task API, and runs of command-line agents."""
+    """Owners of MCP and A2A tasks, tasks of the task API, and runs of CLI agents."""
 
     store: Literal["file", "memory", "redis"] = "file"
     """Where tasks are stored. `file`: `records.sqlite` in the data folder. `memory`: lost at a restart, after which no

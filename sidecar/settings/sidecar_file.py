@@ -75,7 +75,7 @@ class Settings(Section):
     callbacks: CallbackSettings = Field(default_factory=CallbackSettings)
     answers: AnswerSettings = Field(default_factory=AnswerSettings)
     agents: Annotated[Mapping[Slug, CliAgent], _NAMED] = {}
-    """Command-line agents, by name."""
+    """CLI agents, by name."""
     schedules: Annotated[Mapping[Slug, ScheduleSettings], Field(max_length=MOST)] = {}
     """Scheduled runs of agents, by name."""
 
@@ -277,7 +277,7 @@ class Settings(Section):
         for name, section, instead in (("tasks", self.tasks, "file"), ("sessions", self.sessions, "memory")):
             if section.store == "redis" and self.store.is_memory:
                 hint = f"set store.url to redis://…, or {name}.store to {instead}"
-                yield Finding(f"there is no Redis to keep {name} in", "S128", hint, (name, "store"))
+                yield Finding(f"store.url names no Redis or Valkey for {name}", "S128", hint, (name, "store"))
         yield from self._audit_faults()
         if self.server.workers != 1:
             yield from self._worker_faults()
@@ -291,7 +291,7 @@ class Settings(Section):
             by_certificate = self.pdp.tls is not None and self.pdp.tls.client_ca_path is not None
             if not by_certificate and all(one.role != "pdp" for one in self.admin.credentials):
                 hint = "write admin: {credentials: [{role: pdp, name: ..., secret_path: ...}]}"
-                yield Finding("no enforcement point has a credential for it", "S104", hint, ("pdp", "listen"))
+                yield Finding("no admin credential has the role pdp", "S104", hint, ("pdp", "listen"))
         seen: dict[str, str] = {}
         for loc, address in self.listeners():
             name, where = str(address), ".".join(map(str, loc))
@@ -308,19 +308,19 @@ class Settings(Section):
             needed.append((f"{name}.store", f"{name}: {{store: redis}}", store != "redis"))
         for name, hint, is_missing in needed:
             if is_missing:
-                yield Finding(f"workers share Redis or Valkey, and {name} names none", "S195", f"write {hint}", at)
+                yield Finding(f"workers need Redis or Valkey, and {name} names none", "S195", f"write {hint}", at)
         if self.audit.sink == "stdout":
             hint = "write sink: file, redis or otlp, or set server.workers to 1"
-            yield Finding("workers would write into each other's lines", "S195", hint, ("audit", "sink"))
+            yield Finding("workers cannot share the standard output", "S195", hint, ("audit", "sink"))
         if self.audit.checkpoints.known_path is not None:
             at = ("audit", "checkpoints", "known_path")
-            hint = "write to: [store], which a start reads too, or set server.workers to 1"
-            yield Finding("each worker has a log of its own, and this file is of one", "S195", hint, at)
+            hint = "write to: [store], which the sidecar also reads when it starts, or set server.workers to 1"
+            yield Finding("each worker has its own log, and this file belongs to one log", "S195", hint, at)
         shared = self.server.grpc
         ports: list[tuple[Loc, int | None]] = [((*at, "grpc_port"), offer.grpc_port) for _, at, offer in self.offers()]
         for loc, port in [(("server", "grpc"), shared.port if isinstance(shared, ListenAddress) else None), *ports]:
             if port == 0:
-                yield Finding("workers listen on one port for gRPC", "S195", "write which, such as 8081", loc)
+                yield Finding("workers need a fixed port for gRPC", "S195", "write a port, such as 8081", loc)
 
     def _agent_faults(self) -> Iterator[Finding]:
         """Checks that each name, id and gRPC port of an agent is of that agent only."""
@@ -331,7 +331,7 @@ class Settings(Section):
             yield from _taken(ports, offer.grpc_port or None, name, (*at, "grpc_port"))
         for name, agent in self.agents.items():
             if name in self.upstreams:
-                yield Finding(f"an upstream is called {name} too", "S174", "rename one", ("agents", name), on_key=True)
+                yield Finding(f"an upstream is also called {name}", "S174", "rename one", ("agents", name), on_key=True)
             yield from _taken(named, agent.id, name, ("agents", name, "id"))
             yield from _taken(people, agent.name or name, name, ("agents", name, "name"))
 
@@ -343,11 +343,11 @@ class Settings(Section):
             return
         at: Loc = ("audit", "sink")
         if self.audit_store.place.kind in ("sentinel", "cluster"):
-            hint = "name one of its own: audit: {redis: {store: {url: redis://…}}}"
-            yield Finding("evidence goes to one server, not to Sentinels or a Cluster", "S150", hint, at)
+            hint = "name a separate server: audit: {redis: {store: {url: redis://…}}}"
+            yield Finding("the audit stream needs a single server, not Sentinels or a Cluster", "S150", hint, at)
         if self.audit_store.is_memory:
             hint = "set store.url to redis://…, or audit: {redis: {store: {url: redis://…}}}"
-            yield Finding("there is no Redis to keep evidence in", "S150", hint, at)
+            yield Finding("sink: redis needs a Redis or Valkey server", "S150", hint, at)
 
     def _certificate_faults(self) -> Iterator[Finding]:
         """Checks that certificates are requested or forwarded where their owners are configured, and the reverse.
@@ -357,14 +357,14 @@ class Settings(Section):
         hint = "write certificates: {spiffe: [...]}, names: {...}, or others: ignore, under identity"
         at: Loc = ("server", "tls", "client_ca_path")
         if asked and identity.certificates is None:
-            yield Finding("the owners of client certificates are not configured", "S125", hint, at)
+            yield Finding("no setting maps client certificates to principals", "S125", hint, at)
         if identity.trusted_proxies and identity.certificates is None:
             at = ("identity", "trusted_proxies")
-            yield Finding("the owners of certificates are not configured", "S125", hint, at)
+            yield Finding("no setting maps certificates to principals", "S125", hint, at)
         told = identity.trusted_proxies or (self.pdp is not None and self.server.grpc is not None)
         if identity.certificates is not None and not asked and not told:
             hint = "write server: {tls: {client_ca_path: ...}}, or identity: {trusted_proxies: [...]}"
-            yield Finding("no caller is asked for a certificate", "S125", hint, ("identity", "certificates"))
+            yield Finding("no listener requests client certificates", "S125", hint, ("identity", "certificates"))
 
 
 def _taken(seen: dict[str, str], wanted: object, name: str, loc: Loc) -> Iterator[Finding]:

@@ -66,13 +66,13 @@ def parse_store_url(text: str) -> StorePlace:
     scheme, _, rest = text.partition("://")
     tls, kind = scheme.startswith("rediss"), _SCHEMES.get(scheme.replace("rediss", "redis", 1))
     if kind is None:
-        reject("this is no store", hint=", ".join(_SHAPES.values()))
+        reject("this is not the URL of a store", hint=", ".join(_SHAPES.values()))
     if kind == "memory":
         if rest:
             reject("the in-process store takes no address", hint="write memory://")
         return StorePlace("memory")
     if not text.isascii() or any(character <= " " for character in text) or "#" in text:
-        reject("this is no URL", hint="percent-encode what is not plain ASCII")
+        reject("this is not a URL", hint="percent-encode characters other than plain ASCII")
     authority, _, path = rest.partition("/")
     user_info, at, hosts = authority.rpartition("@")
     username, colon, password = user_info.partition(":")
@@ -80,10 +80,10 @@ def parse_store_url(text: str) -> StorePlace:
     if kind == "unix":
         return _socket(path, *who)
     if "?" in rest:
-        reject("this URL takes no query", hint="its parameters have settings of their own next to store.url")
+        reject("this URL cannot have a query", hint="use the settings next to store.url instead")
     nodes = _nodes(hosts, 26379 if kind == "sentinel" else 6379, _shape(kind, tls))
     if kind == "redis" and len(nodes) > 1:
-        reject("one node, or say what the nodes are", hint=f"{_SHAPES['sentinel']}, {_SHAPES['cluster']}")
+        reject("redis:// names one node", hint=f"{_SHAPES['sentinel']}, {_SHAPES['cluster']}")
     service, database = _service_and_database(kind, path, _shape(kind, tls))
     return StorePlace(kind, tls, nodes, "", service, database, *who)
 
@@ -97,7 +97,7 @@ def _socket(path: str, username: str | None, password: str | None) -> StorePlace
     query = parse_qs(parts.query, keep_blank_values=True)
     database = query.pop("db", ["0"])
     if query or len(database) != 1 or not _DATABASE.fullmatch(database[0]):
-        reject("this query says nothing to a store", hint="the only one is ?db=0")
+        reject("this query is unknown", hint="the only query is ?db=<number>")
     if not parts.path.strip("/"):
         reject("the path is missing", hint="write unix:///path/to.sock")
     return StorePlace("unix", False, (), unquote(parts.path), "", int(database[0]), username, password)
@@ -110,13 +110,13 @@ def _nodes(hosts: str, default_port: int, hint: str) -> tuple[tuple[str, int], .
         if not host or (found is None and host.startswith(":")):
             reject("the host is missing", hint=hint)
         if found is None or not (found["v6"] or is_host_name(found["name"])):
-            reject("this is no host", hint=hint)
+            reject("this is not a host", hint=hint)
         port = int(found["port"] or default_port)
         if not 0 < port < 65536:
-            reject("this is no port", hint=hint)
+            reject("this is not a port", hint=hint)
         nodes.append((found["v6"] or found["name"], port))
     if len(nodes) > MAX_NODES:
-        reject(f"more than {MAX_NODES} nodes", hint="some of them are enough: they name the others")
+        reject(f"more than {MAX_NODES} nodes", hint="name some of them; these report the others")
     return tuple(nodes)
 
 
@@ -129,7 +129,7 @@ def _service_and_database(kind: StoreKind, path: str, hint: str) -> tuple[str, i
     if kind == "cluster" and path not in ("", "0"):
         reject("a Cluster has one database, 0", hint=hint)
     if database and not _DATABASE.fullmatch(database):
-        reject("this is no database's number", hint=hint)
+        reject("this is not the number of a database", hint=hint)
     return service, int(database or 0)
 
 
@@ -146,7 +146,7 @@ class StoreTls(Section):
 
     def _faults(self) -> Iterator[Finding]:
         if (self.cert_path is None) is not (self.key_path is None):
-            yield Finding("a certificate and its key belong together", hint="write cert_path and key_path")
+            yield Finding("a certificate and its key must be set together", hint="write cert_path and key_path")
 
 
 class SentinelLogin(Section):
@@ -193,20 +193,20 @@ class StoreSettings(Section):
     def _faults(self) -> Iterator[Finding]:
         place = self.place
         if self.on_failure == "degraded" and self.degraded_calls is None:
-            hint = "write degraded_calls: how many each instance may admit on its own per limit and window"
+            hint = "write degraded_calls: the number of calls that each instance may admit for each limit and period"
             yield Finding('the key "degraded_calls" is missing', "S136", hint, ("on_failure",))
         if self.degraded_calls is not None and self.on_failure != "degraded":
-            yield Finding("this is read with on_failure: degraded only", "S136", "", ("degraded_calls",))
+            yield Finding("this needs on_failure: degraded", "S136", "", ("degraded_calls",))
         if self.on_failure == "degraded" and self.is_memory:
-            yield Finding("the in-process store is never out", "S136", "remove it", ("on_failure",))
+            yield Finding("the in-process store is always available", "S136", "remove it", ("on_failure",))
         if self.tls is not None and not place.tls:
-            yield Finding("the store's URL is without TLS", "S136", "write rediss://, rediss+sentinel://…", ("tls",))
+            yield Finding("the store's URL does not use TLS", "S136", "write rediss://, rediss+sentinel://…", ("tls",))
         if self.sentinel is not None and place.kind != "sentinel":
             yield Finding("there are no Sentinels in this store's URL", "S136", "remove it", ("sentinel",))
         if self.username is not None and place.username is not None:
-            yield Finding("the URL names a user too", "S136", "name it once", ("username",))
+            yield Finding("the URL also names a user", "S136", "name it once", ("username",))
         if self.password_path is not None and place.password is not None:
-            yield Finding("the URL holds a password too", "S136", "remove that", ("password_path",))
+            yield Finding("the URL also contains a password", "S136", "remove it from the URL", ("password_path",))
         if self.username is not None and self.password_path is None and place.password is None:
             yield Finding("a user needs a password", "S136", "write password_path", ("username",))
         if place.kind == "memory" and (self.username or self.password_path):

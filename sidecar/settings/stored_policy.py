@@ -56,7 +56,7 @@ def kept_for(settings: Settings) -> StoredPolicy | None:
         with path.open("rb") as file:
             said = orjson.loads(file.read(MAX_BYTES))
         if said["v"] != VERSION:
-            raise ValueError(f"it is of version {said['v']!r}")
+            raise ValueError(f"it has version {said['v']!r}")
         return TypeAdapter(StoredPolicy).validate_python(said)
     except FileNotFoundError:
         return None

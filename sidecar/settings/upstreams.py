@@ -109,13 +109,13 @@ class McpUpstream(Section):
 
     def _faults(self) -> Iterator[Finding]:
         if (self.url is None) == (self.command is None):
-            problem = 'the key "url" is missing' if self.url is None else "a server has a url or a command, not both"
+            problem = 'the key "url" is missing' if self.url is None else "set either url or command, not both"
             hint = "write url: http://..., or command: with args: [...]" if self.url is None else "remove one of them"
             yield Finding(problem, "Y102", hint, on_key=True)
             return
         for key in sorted(key for key in (_OF_PROGRAMS if self.command is None else _OF_ADDRESSES) if self._says(key)):
-            what = "a server that is a program" if key in _OF_PROGRAMS else "a server at a url"
-            yield Finding(f"{key} is for {what}", "Y104", "remove it", (key,), on_key=True)
+            what = "servers with a command" if key in _OF_PROGRAMS else "servers with a url"
+            yield Finding(f"{key} applies only to {what}", "Y104", "remove it", (key,), on_key=True)
         yield from header_faults(self.headers, "mcp-param-")
 
     def _says(self, key: str) -> bool:
@@ -173,8 +173,8 @@ class A2aUpstream(AgentOffer):
     def _faults(self) -> Iterator[Finding]:
         over_grpc = self.url.startswith("grpc")
         if self.binding is not None and (self.binding == "grpc") is not over_grpc:
-            hint = "write url: grpc://host:port" if self.binding == "grpc" else "write binding: grpc, or leave it out"
-            yield Finding(f"this address does not speak {self.binding}", "S127", hint, ("binding",))
+            hint = "write url: grpc://host:port" if self.binding == "grpc" else "write binding: grpc, or remove it"
+            yield Finding(f"this URL does not fit the binding {self.binding}", "S127", hint, ("binding",))
         if over_grpc and urlsplit(self.url).path not in ("", "/"):
             yield Finding("a gRPC address is a host and a port", "S127", "write grpc://host:port", ("url",))
         yield from header_faults(self.headers, "a2a-", grpc=over_grpc)
@@ -217,23 +217,23 @@ class UpstreamSettings(Section):
 
     def _faults(self) -> Iterator[Finding]:
         if (self.mcp is None) == (self.a2a is None):
-            problem = 'the key "mcp" or "a2a" is missing' if self.mcp is None else "it speaks MCP or A2A, not both"
+            problem = 'the key "mcp" or "a2a" is missing' if self.mcp is None else "set either mcp or a2a, not both"
             yield Finding(problem, "Y102", "write mcp: {url: http://...} or a2a: {url: http://...}", on_key=True)
             return
         if self.a2a is not None:
             for key in ("pins", "responses"):
                 if getattr(self, key) is not None:
-                    yield Finding(f"{key} is for MCP servers", "S127", "remove it", (key,), on_key=True)
+                    yield Finding(f"{key} applies only to MCP servers", "S127", "remove it", (key,), on_key=True)
             yield from offer_faults(self.a2a, anonymous=self.anonymous)
         if self.mcp is not None and self.mcp.command is not None and self.credential is not None:
-            hint = "name it under mcp.env: TOKEN: ${TOKEN}, or in the file of mcp.env_path"
-            yield Finding("a program is shown no credential", "S113", hint, ("credential",), on_key=True)
+            hint = "write it under mcp.env, as TOKEN: ${TOKEN}, or in the file of mcp.env_path"
+            yield Finding("a program receives no credential", "S113", hint, ("credential",), on_key=True)
         if self.credential is not None and self.credential.header is not None:
             shown, spoken = self.credential.header.lower(), self.mcp or self.a2a
             if spoken is not None and any(name.lower() == shown for name in spoken.headers):
                 hint = "remove one of them"
                 at = ("credential", "header")
-                yield Finding(f"{self.credential.header} is among its headers too", "S114", hint, at)
+                yield Finding(f"{self.credential.header} is also one of its headers", "S114", hint, at)
         yield from self._nobodys_token()
 
     def _nobodys_token(self) -> Iterator[Finding]:
@@ -247,4 +247,4 @@ class UpstreamSettings(Section):
         if own is not None and own.type == "bearer_token" and own.required:
             hint = "write type: api_key, or use another kind of credential"
             at = ("a2a", "authentication", "type")
-            yield Finding("callers that show this token have none that could be passed on", "S113", hint, at)
+            yield Finding("callers with this token have no token of their own to forward", "S113", hint, at)

@@ -72,9 +72,9 @@ def fault_in_uri(uri: str) -> str:
     if not _URI.match(uri):
         return f"must be an absolute URI of at most {MAX_URI_CHARS:,} printable ASCII characters"
     if "\\" in uri or _STRAY_PERCENT.search(uri):
-        return "must not hold backslashes, or percent signs that encode nothing"
+        return "must not contain backslashes or invalid percent-encoding"
     if (hierarchy := _hierarchy(uri)).startswith("//") and "@" in hierarchy[2:].partition("/")[0]:
-        return "must not hold user information"
+        return "must not contain user information"
     written = uri
     for _ in range(_MAX_READINGS):
         decoded = unquote(written)
@@ -89,10 +89,10 @@ def _fault_in_reading(uri: str, decoded: str) -> str:
     # Readers that ignore queries take all of it as the path; servlet containers read `..;x` as a dot segment.
     segments = [*_hierarchy(uri).split("/"), *uri.partition(":")[2].split("/")]
     if any(segment.partition(";")[0] in (".", "..") for segment in segments):
-        return "must not hold dot segments"
+        return "must not contain dot segments"
     if _OVERLONG.search(uri) or any(decoded.count(sign) > uri.count(sign) for sign in "./\\"):
-        return "must not hold encoded dots, slashes or backslashes"
-    return "must not hold encoded control characters" if _CONTROL.search(decoded) else ""
+        return "must not contain encoded dots, slashes or backslashes"
+    return "must not contain encoded control characters" if _CONTROL.search(decoded) else ""
 
 
 def _hierarchy(uri: str) -> str:
@@ -105,13 +105,13 @@ def _fault_in_form(uri: str) -> str:
     form = normal_uri(uri)
     scheme, _, rest = form.partition(":")
     if not rest:
-        return "must name something behind its scheme"
+        return "must name something after its scheme"
     if len(rest) > MAX_URI_CHARS + 2:  # "//", which normalization adds to `file:/a`
-        return f"must have at most {MAX_URI_CHARS:,} characters with what must be encoded"
+        return f"must have at most {MAX_URI_CHARS:,} characters, including percent-encoding"
     if scheme == "file" and not rest.startswith(("/", "{")):
         return "must begin with file:/"
     if scheme in _NETWORK and not _is_plain_host(rest[2:] if rest.startswith("//") else ""):
-        return "must name its host in the usual form: no numbers but a.b.c.d, no dot at the end, nothing encoded"
+        return "must name its host in the usual form: a name or a.b.c.d, without a trailing dot or percent-encoding"
     return ""
 
 

@@ -132,7 +132,7 @@ def leading_out(path: Path, folder: Path) -> Fault | None:
     such a link could read any file. Links within the folder (Kubernetes' `..data`) are allowed."""
     if Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder)):
         return None
-    hint = "put the file itself there; links may lead only to what is inside the folder"
+    hint = "replace it with the file; links must lead to files inside the folder"
     return fault_in(path, f"a link that leads out of {folder}", code="P009", hint=hint)
 
 

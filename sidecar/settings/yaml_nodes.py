@@ -156,7 +156,7 @@ class _Composer:
             case yaml.DocumentStartEvent():
                 self.documents += 1
                 if self.documents > 1:
-                    self.fault(span, "Y006", "a second document begins here", "one file holds one document: split it")
+                    self.fault(span, "Y006", "a second document begins here", "a file contains one document: split it")
                     return False
                 if event.version or event.tags:
                     self.fault(span, "Y009", "a YAML directive", "remove the line that begins with %")
@@ -169,7 +169,9 @@ class _Composer:
             case yaml.CollectionStartEvent():
                 self.check_properties(event)
                 if len(self.stack) >= MAX_DEPTH:
-                    self.fault(span, "Y007", f"nested more than {MAX_DEPTH} deep", "no file of the sidecar needs this")
+                    self.fault(
+                        span, "Y007", f"nested more than {MAX_DEPTH} levels deep", "no file of the sidecar needs this"
+                    )
                     return False
                 self.stack.append(_Frame({} if isinstance(event, yaml.MappingStartEvent) else [], span))
             case yaml.CollectionEndEvent():

@@ -38,7 +38,7 @@ _DOUBTFUL = (
         "YAML readers disagree whether {text} is a number",
         "it as a plain decimal number such as 0.5",
     ),
-    (r"[-+]?\.(?i:inf|nan)", "{text} is no finite number", ""),
+    (r"[-+]?\.(?i:inf|nan)", "{text} is not a finite number", ""),
     (r"=|<<", "{text} has a meaning of its own in YAML 1.1", ""),
 )
 _PATTERNS = tuple((re.compile(pattern), message, instead) for pattern, message, instead in _DOUBTFUL)

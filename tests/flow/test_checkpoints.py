@@ -145,4 +145,4 @@ async def test_standard_output_says_where_the_log_ended(tmp_path: Path) -> None:
     (tmp_path / "collected").write_bytes(said)
     key = tmp_path / "data" / "keys" / "checkpoints.pem"
     result = verify(tmp_path, "--checkpoints", tmp_path / "collected", "--public-key", key)
-    assert result.exit_code == 0 and "1 published checkpoints are true of it: up to record 2 " in result.output
+    assert result.exit_code == 0 and "published checkpoints that match the log: 1; up to record 2 " in result.output

@@ -165,7 +165,7 @@ async def test_what_changes_nothing_is_not_told_and_what_an_editor_left_is_no_po
         assert [record["control"]["what"] for record in running.records()] == ["start"]
         await running.app.reload("test")
         told = [line for line in running.app.status()["policy"]["warnings"] if "P007" in line]
-        assert len(told) == 5 and all("an editor left it" in line for line in told)
+        assert len(told) == 5 and all("an editor left this file" in line for line in told)
         assert (await get(running, "/readyz"))[1].count("ready") == 1
 
 

@@ -60,7 +60,7 @@ def desk(tmp_path: Path) -> Callable[..., Any]:
 async def test_tools_are_pinned_shown_and_told_from_what_they_were(desk: Callable[..., Any]) -> None:
     async with desk(SEARCH, READ) as at:
         first = await at.say("github")
-        assert first.exit_code == 0 and "nothing of this server is pinned" in first.output
+        assert first.exit_code == 0 and "this server has no pins" in first.output
         pinned = await at.say("github", "--pin", "--yes")
         assert (pinned.exit_code, "2 tools of github pinned" in pinned.output) == (0, True), pinned.output
         assert (await at.say("github")).output == "read    pinned\nsearch  pinned\n"
@@ -143,7 +143,7 @@ async def test_a_server_that_does_not_answer_and_a_broken_file_change_nothing(de
         assert "search: 1" in file.read_text()
         file.unlink()
     gone = await at.say("github", "--pin", "--yes")
-    assert (gone.exit_code, "github cannot be asked: upstream-failed" in gone.output) == (1, True)
+    assert (gone.exit_code, "github cannot be queried: upstream-failed" in gone.output) == (1, True)
     assert not file.exists()
 
 

@@ -97,7 +97,7 @@ def test_sockets_are_found_by_the_address_that_settings_say() -> None:
             sock.close()
             assert passed.take(parse_address(said)) is None, "a socket is one listener's"
         assert passed.take(parse_address("a.example:1")) is None
-        assert passed.close() == (f"descriptor {first + 2}, which is no stream socket",)
+        assert passed.close() == (f"descriptor {first + 2}, which is not a stream socket",)
         assert InheritedSockets(environ, 8, first).close() == (), "they are another process's"
         with pytest.raises(OSError, match=f"says 3 sockets, and descriptor {first} is none"):
             InheritedSockets(environ, 7, first)

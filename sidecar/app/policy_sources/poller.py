@@ -88,7 +88,7 @@ class SourcePoller:
         if failed is not None and stored_name(placed(settings)) == NOTHING_YET:
             if isinstance(failed, ConfigError):
                 raise failed
-            hint = "a start without any policy waits for its source; the next one needs it no more"
+            hint = "without a stored policy, the sidecar starts only when the source is available"
             fault = fault_in(shelf_of(settings), f"no policy: {failed}", code="S161", hint=hint)
             raise SettingsError([fault])
 
@@ -156,7 +156,7 @@ class SourcePoller:
                 self._fail(str(error), error.faults if isinstance(error, ConfigError) else (), longest_s)
                 return error
             except Exception as error:  # an unexpected error must not end polling
-                log.exception("the policy's source could not be looked at")
+                log.exception("the policy source could not be checked")
                 self._fail(type(error).__name__)
                 return error
             self._good(settings)
@@ -186,7 +186,7 @@ class SourcePoller:
         except BaseException:
             origin.forget()  # so that it is not treated as accepted
             raise
-        log.info("a policy was taken from its source", extra={"kind": new.kind, "version": new.version})
+        log.info("a policy was loaded from its source", extra={"kind": new.kind, "version": new.version})
 
     def _made(self, kind: str) -> PolicyOrigin | None:
         match kind:

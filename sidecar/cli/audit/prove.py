@@ -82,7 +82,7 @@ def _arguments(text: str) -> dict[str, Any]:
     try:
         value = parse_json(raw)  # parsed as strictly as a call, because an ambiguous value proves nothing
     except Refusal as refusal:
-        raise click.BadParameter(f"this is no JSON: {refusal.detail}", param_hint="--args") from None
+        raise click.BadParameter(f"this is not JSON: {refusal.detail}", param_hint="--args") from None
     if not isinstance(value, dict):
         raise click.BadParameter('this is no JSON object, such as {"repo": "acme/site"}', param_hint="--args")
     return value

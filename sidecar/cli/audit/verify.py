@@ -28,7 +28,7 @@ MAX_NAMED = 3  # writers named in text output
 _ENDS: Mapping[Ending, str] = {
     "sealed": "sealed: a stop, and a checkpoint of it",
     "attested": "attested: the last record is a checkpoint",
-    "open": "open: the last record is no checkpoint",
+    "open": "open: the last record is not a checkpoint",
 }
 
 
@@ -170,5 +170,6 @@ def _lines(report: VerificationReport, took_s: float) -> Iterator[str]:
         named = ", ".join(report.instances[:MAX_NAMED]) + (f" and {more} more (--json has them)" if more > 0 else "")
         yield f"{'note':<10}  written by {named}"
     if report.unfinished:
-        yield f"{'note':<10}  {len(report.unfinished)} decisions have no outcome: cut off by a crash, or under way"
-    yield "the evidence holds" if report.ok else f"the evidence does NOT hold: {report.problem_count} problems"
+        yield f"{'note':<10}  decisions without an outcome, cut off by a crash or under way: {len(report.unfinished)}"
+    problems = f"{report.problem_count} problem{'s' * (report.problem_count != 1)}"
+    yield "the evidence holds" if report.ok else f"the evidence does NOT hold: {problems}"

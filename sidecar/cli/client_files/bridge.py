@@ -113,7 +113,7 @@ class StdioBridge:
         try:
             with await self._post(message) as response:
                 if response.status >= 400:
-                    log.warning("the server did not take a message", extra={"status": response.status})
+                    log.warning("the server did not accept a message", extra={"status": response.status})
         except (EgressError, Refusal, SessionLostError) as failure:
             log.warning("a message did not reach the server", extra={"error": str(failure)})
         if isinstance(message, Notification) and message.method == "notifications/initialized":
@@ -192,10 +192,10 @@ class StdioBridge:
         try:
             envelope = parse_answer(raw)
         except Refusal:
-            log.warning("the server sent what is not JSON")
+            log.warning("the server sent data that is not JSON")
             return False
         if not isinstance(envelope, dict):
-            log.warning("the server sent what is no message")
+            log.warning("the server sent JSON that is not a message")
             return False
         answers = request is not None and "method" not in envelope and id_in(envelope) == request.id
         if answers and request is not None:

@@ -99,7 +99,7 @@ _SEED_RULES = {
     "capabilities": "write at least one capability, as <tool>.<verb> or <tool>.*",
     "schemaVersion": "write it as 1.0.0",
 }
-_UNREAD = "`sidecar client-config --for codex` (or goose, opencode, zed) prints what to write in a file of theirs"
+_UNREAD = "`sidecar client-config --for codex` (or goose, opencode, zed) prints the entry for the client's own file"
 Model = TypeVar("Model", bound=BaseModel)
 
 
@@ -157,7 +157,7 @@ class ClientFile:
 def open_client_file(path: Path) -> tuple[ClientFile, bytes]:
     """Returns a client's file and its bytes. Raises SettingsError, also for a client whose file is not supported."""
     if path.suffix in (".toml", ".yaml", ".yml"):
-        message = "this is no JSON: the files of Codex and goose are neither read nor edited here"
+        message = "this is not JSON: this command does not support the files of Codex and goose"
         raise SettingsError([fault_in(path, message, code="C107", hint=_UNREAD)])
     text, raw = read_jsonc(path)
     return read_client_file(text), raw
@@ -233,13 +233,13 @@ class _ConfigurationReader:
                 self.fault((*loc, key), "expected a string", "C103")
                 return None
         if (entry.command is None) == (not url_keys) or len(url_keys) > 1:
-            self.fault(loc, "a server has a command, or a url, and one of them", "C102", key=True)
+            self.fault(loc, "set either command or url", "C102", key=True)
             return None
         key, kind = next(((key, said[key]) for key in TYPE_KEYS if key in said), ("", None))
         if kind is not None and kind not in _SPOKEN and kind not in _PROGRAM:
-            self.fault((*loc, key), f'"{kind}" is no transport known here', "C104", "http, sse or stdio")
+            self.fault((*loc, key), f'the transport "{kind}" is unknown', "C104", "write http, sse or stdio")
         elif kind is not None and (kind in _PROGRAM) != (entry.command is not None):
-            what = "its type does not fit: a program has a command, a server elsewhere a url"
+            what = "the type does not fit: stdio needs a command, the others need a url"
             self.fault(loc, what, "C102", key=True)
             return None
         url_key = url_keys[0] if url_keys else "url"
@@ -272,7 +272,7 @@ class _ConfigurationReader:
             names.add(entry.name)
             http = entry.transport == "http"
             if http and entry.baseURL is None:
-                self.fault(loc, 'the key "baseURL" is missing', "C106", "a server over http has one")
+                self.fault(loc, 'the key "baseURL" is missing', "C106", "a server over HTTP needs it")
                 continue
             yield ClientServer(
                 entry.name,

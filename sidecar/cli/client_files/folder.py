@@ -69,15 +69,15 @@ def imported(
     places = ReferencePlaces(file.workspace, home, file.inputs, bare=file.client is CLIENTS["gemini"])
     for server in file.servers:
         if server.loc not in names:
-            result.notes.append(f"{server.name} leads to a sidecar already and was left out")
+            result.notes.append(f"{server.name} already uses a sidecar and was omitted")
         elif server.disabled:
-            result.notes.append(f"{server.name} is switched off there and was left out")
+            result.notes.append(f"{server.name} is disabled in the file and was omitted")
         else:
             _Importer(file, server, result, faults, places, folder, environ).run()
     if file.elsewhere:
         result.notes.append(f'{file.elsewhere} servers under "projects" are not read: they belong to single projects')
     if not result.upstreams and not faults:
-        faults.append(file.text.document.fault((), "no server of this file is left", "C101"))
+        faults.append(file.text.document.fault((), "no server of this file can be imported", "C101"))
     if faults:
         file.text.document.refuse(faults)
     return result
@@ -138,10 +138,15 @@ class _Importer:
         if hidden:
             path = f"keys/{self.name}.env"
             self.result.secrets[path] = self.env_lines(hidden, ("env",))
-            self.note(f"{', '.join(hidden)} went to {path}")
+            self.note(f"{', '.join(hidden)} was moved to {path}")
             found["env_path"] = path
         if server.env_file is not None and hidden:
-            self.fault(("envFile",), "envFile together with secrets in env", "C104", "move those into the file")
+            self.fault(
+                ("envFile",),
+                "envFile cannot be combined with secrets in env",
+                "C104",
+                "move the secrets into that file",
+            )
         elif server.env_file is not None:
             found["env_path"] = str(self.places.workspace / self.ours(("envFile",), server.env_file))
         if server.cwd is not None:
@@ -167,7 +172,7 @@ class _Importer:
             return self.without_secrets_in_url(text)
         is_relative = "/" in text or "." in text
         if is_relative and not text.startswith(("/", "-", "$", "@")) and (self.places.workspace / text).exists():
-            self.note(f"{text} is a path of {self.places.workspace}, and was written whole")
+            self.note(f"{text} is a path in {self.places.workspace}, and was made absolute")
             return str((self.places.workspace / text).resolve())
         return text
 
@@ -188,7 +193,7 @@ class _Importer:
     def reference(self, text: str, name: str) -> str:
         bare = without_defaults(text)
         if variables_in(bare) and not literal_in(bare):
-            self.note(f"the default of {name} was left out: it may be secret")
+            self.note(f"the default of {name} was omitted, because it may be secret")
             self.need(bare)
             return bare
         return self.hidden(text, name)
@@ -225,7 +230,7 @@ class _Importer:
 
     def credential(self, headers: Mapping[str, str]) -> dict[str, str] | None:
         if len(headers) > 1:
-            hint = "the sidecar sends a server one secret: remove those that it does not need"
+            hint = "the sidecar sends one secret to a server: remove the headers that the server does not need"
             self.fault(("headers",), f"{len(headers)} headers with secrets: {', '.join(headers)}", "C104", hint)
         if len(headers) != 1:
             return None
@@ -243,7 +248,7 @@ class _Importer:
             return None
         path = f"keys/{self.name}.{'token' if bearer else 'header'}"
         self.result.secrets[path] = f"{secret}\n"
-        self.note(f"the header {name} went to {path}")
+        self.note(f"the header {name} was moved to {path}")
         return {"bearer_path": path} if bearer else {"header": name, "value_path": path}
 
     def timeout_s(self) -> float | None:
@@ -252,7 +257,7 @@ class _Importer:
         try:
             value = seconds_from(self.server.timeout)
         except ValueError:  # pydantic's ValidationError
-            self.fault(("timeout",), "this is no duration", "C104", "write 500ms, 30s, 5m or 1h")
+            self.fault(("timeout",), "this is not a duration", "C104", "write 500ms, 30s, 5m or 1h")
             return None
         return value if isinstance(value, float) else None
 
@@ -261,7 +266,7 @@ class _Importer:
         for problem in found.problems:
             self.fault(loc, problem, "C105", "known are ${VAR}, ${VAR:-default}, ${env:VAR}, ${input:id}, ${userHome}")
         for identity, name in found.inputs.items():
-            self.note(f"what VS Code asks for as {identity} is the variable {name} here")
+            self.note(f"the input {identity} of VS Code is the variable {name} here")
         if loc[0] != "headers":
             self.need(found.text)
         return found.text
@@ -282,7 +287,7 @@ class _Importer:
         before = self.result.secrets.get(VARIABLES_PATH, "")
         self.result.secrets[VARIABLES_PATH] = before + self.env_lines({name: value}, ())
         self.result.needed[name] = self.server.name
-        self.note(f"a secret ({what or 'an argument'}) went to {VARIABLES_PATH} as {name}")
+        self.note(f"a secret ({what or 'an argument'}) was moved to {VARIABLES_PATH} as {name}")
         return f"${{{name}}}"
 
     def check(self, section: Mapping[str, Any]) -> None:
@@ -300,9 +305,11 @@ class _Importer:
         for name, value in variables.items():
             quote = "'" if "'" not in value else '"'
             if not _VARIABLE_NAME.fullmatch(name):
-                self.fault((*loc, name), "this is no name of a variable", "C104", "letters, digits and underscores")
+                self.fault(
+                    (*loc, name), "this is not the name of a variable", "C104", "letters, digits and underscores"
+                )
             elif "\n" in value or "\0" in value or (quote == '"' and any(c in value for c in '"\\$`')):
-                hint = "put it into a file of its own, and name that"
+                hint = "write it to a separate file, and name that file"
                 self.fault((*loc, name), "this secret does not fit into one line", "C104", hint)
             lines.append(f"{name}={quote}{value}{quote}\n")
         return "".join(lines)
@@ -329,10 +336,10 @@ def rules_of(name: str, capabilities: tuple[str, ...]) -> str:
         rule_id = f"{name}-{re.sub(r'[^a-z0-9]+', '-', tool.lower())}"
         lines += [f"#: id={rule_id}", f"p, {PRINCIPAL}, tool:{name}/{tool}, use, -, 600, -, allow"]
     if len(named) < len(tools):
-        lines += ["", "# Its configuration names all tools; name those that are meant:"]
+        lines += ["", "# Its configuration allows all tools; allow only those that are needed:"]
     if not named:
         lines += [
-            "# Allows nothing yet: there is no such tool. It lets the agent connect; put a real name in its place.",
+            "# Allows nothing yet, because this tool does not exist: it lets the agent connect. Write a real name.",
             f"#: id={name}-first",
             f"p, {PRINCIPAL}, tool:{name}/put-a-tool-here, tools/call, -, 600, -, allow",
         ]

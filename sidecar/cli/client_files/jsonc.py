@@ -97,12 +97,12 @@ class _JsonReader:
         node = self._value(())
         self._skip()
         if self._at < len(self.text):
-            self._refuse("J001", "there is text after the end", "one file holds one value")
+            self._refuse("J001", "there is text after the end", "a file contains one value")
         return node
 
     def _value(self, loc: Loc) -> YamlNode:
         if len(loc) > MAX_DEPTH:
-            self._refuse("J007", f"nested more than {MAX_DEPTH} deep")
+            self._refuse("J007", f"nested more than {MAX_DEPTH} levels deep")
         start, character = self._at, self.text[self._at : self._at + 1]
         if character == "{":
             return YamlNode(self._object(loc), self._span(start, start + 1))
@@ -174,15 +174,20 @@ class _JsonReader:
             text, self._at = scanstring(self.text, start + 1, True)
         except json.JSONDecodeError as error:
             code = "J003" if error.msg.startswith("Invalid control") else "J001"
-            self._refuse(code, "a text that does not end, or holds what it must escape", error.msg.lower(), error.pos)
+            self._refuse(
+                code,
+                "a string that does not end, or contains a character that must be escaped",
+                error.msg.lower(),
+                error.pos,
+            )
         if any("\ud800" <= character <= "\udfff" for character in text):
-            self._refuse("J003", "half a surrogate pair is no character", "", start)
+            self._refuse("J003", "half a surrogate pair is not a character", "", start)
         return text
 
     def _number(self, found: re.Match[str]) -> int | float:
         self._at = found.end()
         if _WORD.match(self.text, self._at):
-            self._refuse("J001", "this is no number", "", found.start())
+            self._refuse("J001", "this is not a number", "", found.start())
         whole = found[1] is None and found[2] is None
         if len(found[0]) > (_DIGITS_OF_64_BITS if whole else _MAX_NUMBER_CHARACTERS):
             self._refuse("J002", "this number is too long", "", found.start())

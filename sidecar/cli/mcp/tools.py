@@ -65,7 +65,7 @@ def tools(server: str, names: tuple[str, ...], pin: bool, yes: bool, config: Pat
     try:
         book = _looked_up(config, server, pinning=pin)
     except Refusal as refusal:
-        raise CommandFailed(f"{server} cannot be asked: {refusal.reason.value}: {shown(refusal.detail)}")
+        raise CommandFailed(f"{server} cannot be queried: {refusal.reason.value}: {shown(refusal.detail)}")
     if unknown := sorted(set(names) - {row.name for row in book.rows}):
         raise CommandFailed(f"{server} has no tool {', '.join(map(repr, unknown))}", USAGE)
     chosen = [row for row in book.rows if not names or row.name in names]
@@ -86,7 +86,7 @@ def _looked_up(config: Path, server: str, *, pinning: bool) -> PinsBook:
     check_known(server, settings.upstreams, "server", config)
     file = settings.policy.path / PINS_FILE
     if settings.policy.is_fetched and pinning:
-        hint = "pin where the policy is made, and publish it: its folder here is replaced by the next that is taken"
+        hint = "pin in the repository of the policy, and publish it: the next policy replaces this copy"
         raise SettingsError([fault_in(config, "the policy comes from a source", code="S160", hint=hint)])
     pins = load_pins(file).servers.get(server)
     entries = asyncio.run(_entries(settings, server))
@@ -102,7 +102,7 @@ async def _entries(settings: Settings, server: str) -> list[object]:
             async with asyncio.timeout(upstream.timeout_s):
                 return (await enquiry.list_tools()).entries
         except TimeoutError:
-            raise Refusal(Reason.UPSTREAM_TIMEOUT, "its list of tools did not come in time") from None
+            raise Refusal(Reason.UPSTREAM_TIMEOUT, "its list of tools did not arrive in time") from None
         finally:
             await enquiry.close()
 
@@ -118,7 +118,7 @@ def _show(rows: list[ReviewedTool], left_out: Collection[LeftOut], *, in_full: b
     for one in left_out:
         click.echo(f"left out: {one.name!r}  [{shown(one.reason)}]")
     if not in_full:
-        click.echo("nothing of this server is pinned: --pin approves its tools as they are")
+        click.echo("this server has no pins: --pin approves its tools as they are now")
 
 
 def _remarks(row: ReviewedTool) -> str:
@@ -157,7 +157,7 @@ def _pin(book: PinsBook, chosen: list[ReviewedTool], *, ask: bool, quiet: bool) 
         click.echo(f"{name} cannot be pinned: {why}", err=True)
     if pins == book.pins:
         if not quiet:
-            click.echo("nothing to pin: they are as pinned")
+            click.echo("nothing to pin: the tools match their pins")
         return
     pinned = book.pins or {}
     count = sum(pins.get(name) != pinned.get(name) for name in {*pins, *pinned})

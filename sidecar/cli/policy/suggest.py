@@ -136,7 +136,7 @@ def _lines(file: BinaryIO, tell: Callable[[int], None]) -> Iterator[bytes]:
 
 def _tell(suggestion: Suggestion, evidence: UsageEvidence, present: Present, cells: int, output: Path | None) -> None:
     count, triples = len(suggestion.rules), len(evidence.traces)
-    bound = "; the fewest there can be" if suggestion.fewest else ""
+    bound = "; no smaller set exists" if suggestion.fewest else ""
     where = f", in {output}" if output else ""
     click.echo(f"{count} rules for {triples} recorded triples{where}{bound}", err=True)
     click.echo(f"checked against all {cells:,} known (subject, object, action)", err=True)

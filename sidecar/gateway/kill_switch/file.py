@@ -49,7 +49,7 @@ def load_disabled(path: Path) -> Disabled:
 def _pattern(text: str) -> str:
     if not is_pattern(text):
         hint = "write user:<id> or nhi:<id>, where * is any run of characters; roles cannot be disabled"
-        reject("this names no principal", hint=hint)
+        reject("this is not a principal", hint=hint)
     return text
 
 

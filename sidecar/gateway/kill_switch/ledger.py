@@ -24,7 +24,7 @@ LEDGER_FILE = "disabled.json"
 VERSION: Final = 1
 MAX_FLIPS = 10_000
 MAX_BYTES = 16 * 2**20
-_HINT = "restore it from a backup; without the file, only the store and policies/disabled.yaml say who is disabled"
+_HINT = "restore it from a backup; without it, only the store and policies/disabled.yaml name disabled principals"
 
 
 @dataclass(slots=True)
@@ -120,7 +120,7 @@ def _parsed(raw: bytes) -> list[SwitchVersion]:
         raise ValueError(f"larger than {MAX_BYTES // 2**20} MiB")
     document = orjson.loads(raw)
     if not isinstance(document, dict) or document.get("version") != VERSION or "flips" not in document:
-        raise ValueError("it is of another kind or version")
+        raise ValueError("it has another kind or version")
     if not isinstance(document["flips"], list):
-        raise ValueError("its flips are no list")
+        raise ValueError("its flips are not a list")
     return [flip_from(plain) for plain in document["flips"]]

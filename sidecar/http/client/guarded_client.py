@@ -37,7 +37,7 @@ Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
 
 MAX_ADDRESSES: Final = 32  # a name with more is refused
 MAX_TRIED: Final = 3
-NO_PLACE: Final = "this is no address that callbacks are sent to"
+NO_PLACE: Final = "callbacks are not sent to this address"
 LOOKED_UP_AT_ONCE: Final = 32
 LOOKED_UP_FOR_ONE: Final = 4  # concurrent lookups of one chain's names
 MAX_LOOKUPS: Final = 200  # in progress, or waiting for a thread

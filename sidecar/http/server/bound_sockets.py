@@ -34,7 +34,7 @@ def bound_socket(address: ListenAddress | UnixAddress) -> socket.socket:
 
 def unbound(config: Path, address: ListenAddress | UnixAddress, error: OSError) -> SettingsError:
     """Returns the error for an address in the settings file `config` that cannot be listened on."""
-    message = f"{address} cannot be listened on: {error.strerror or error}"
+    message = f"cannot listen on {address}: {error.strerror or error}"
     hint = "choose a data folder with a shorter path" if isinstance(address, UnixAddress) else ""
     return SettingsError([fault_in(config, message, code="S133", hint=hint)])
 

@@ -34,13 +34,15 @@ class InheritedSockets:
         if not count.isdecimal() or recipient != str(pid):
             return
         if int(count) > MAX_FDS:
-            raise OSError(f"LISTEN_FDS says {count} sockets, and at most {MAX_FDS} are taken")
+            raise OSError(f"LISTEN_FDS names {count} sockets, and at most {MAX_FDS} are supported")
         names = environ.get("LISTEN_FDNAMES", "").split(":")
         for number, fd in enumerate(range(first_fd, first_fd + int(count))):
             try:
                 sock = socket.socket(fileno=fd)
             except OSError as error:
-                raise OSError(f"LISTEN_FDS says {count} sockets, and descriptor {fd} is none: {error}") from None
+                raise OSError(
+                    f"LISTEN_FDS names {count} sockets, and descriptor {fd} is not a socket: {error}"
+                ) from None
             sock.set_inheritable(False)
             self._sockets[_address_of(sock)] = (names[number] if number < len(names) else "", sock)
 
@@ -84,7 +86,7 @@ def _key(address: ListenAddress) -> str:
 
 def _address_of(sock: socket.socket) -> str:
     if sock.type != socket.SOCK_STREAM or sock.family not in (socket.AF_UNIX, socket.AF_INET, socket.AF_INET6):
-        return f"descriptor {sock.fileno()}, which is no stream socket"
+        return f"descriptor {sock.fileno()}, which is not a stream socket"
     name = sock.getsockname()
     if sock.family == socket.AF_UNIX:
         return (

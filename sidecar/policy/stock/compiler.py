@@ -333,4 +333,4 @@ def _truth(value: Any) -> bool:
         return value
     if isinstance(value, float):
         return value != 0
-    raise EvaluationError("a matcher gives true or false")
+    raise EvaluationError("a matcher must return true or false")

@@ -272,7 +272,7 @@ class MatcherReader:
         except (ValueError, RecursionError, MemoryError):
             raise BadExpressionError("this is not an expression, or nested too deeply") from None
         if depth_of(tree) > MAX_DEPTH:
-            raise BadExpressionError(f"an expression is nested at most {MAX_DEPTH} deep")
+            raise BadExpressionError(f"an expression is nested at most {MAX_DEPTH} levels deep")
         tree = self._without_calls_beside(tree)
         self._check(tree)
         self.reads_rows = any(_is_read(tree, column) for column in self._columns)
@@ -330,7 +330,7 @@ class MatcherReader:
                 raise BadExpressionError(f"{name} is refused in expressions", self._segment(node))
 
     def _formatted(self) -> BadExpressionError:
-        return BadExpressionError("% formats texts here, which can grow without bound", "%")
+        return BadExpressionError("% formats a text here, and the result can grow without bound", "%")
 
     def _segment(self, node: ast.AST) -> str:
         return self._token(self._whole(node)) if isinstance(node, ast.expr) else ""

@@ -324,7 +324,7 @@ def _glob(pattern: str) -> Test:
     while pattern.startswith("*/"):
         pattern = pattern[1:]
     if any(mark in pattern for mark in (_SLASH, _HIDDEN, _RESERVED)):
-        raise BadPatternError("it holds characters that Unicode reserves")
+        raise BadPatternError("it contains characters that Unicode reserves")
     if _PLAIN_GLOB.fullmatch(pattern) is not None:
         return _plain_glob(pattern)
     written = "/".join(part if part == "**" else re.sub(r"\*{2,}", "*", part) for part in pattern.split("/"))
@@ -396,7 +396,7 @@ def _segment_regex(segment: str) -> str:
     found: list[str] = []
     for part in _GLOB_PART.finditer(segment):
         if part["bad"]:
-            raise BadPatternError("in a glob, [...] holds characters and ranges; write \\[ for a bracket")
+            raise BadPatternError("in a glob, [...] contains characters and ranges only; write \\[ for a bracket")
         if part["stars"] or part["one"]:
             found.append(_WILD + ("*" if part["stars"] else ""))
         elif part["members"]:

@@ -83,8 +83,8 @@ def _never_asked(rule: RuleRef) -> _Never | None:
     for term in parts(rule.when):
         match = _EQUALS.match(term)
         if match is not None and match[1] == "principal.kind" and match[2][1:-1] not in kinds:
-            hint = meant(match[2][1:-1], kinds) or f"here it is {' or '.join(sorted(kinds))}"
-            return _Never("false", f"{rule.kind.value} never asks a {match[2]}", match[2], hint)
+            hint = meant(match[2][1:-1], kinds) or f"write {' or '.join(sorted(kinds))}"
+            return _Never("false", f"no subject of {rule.kind.value} is a {match[2]}", match[2], hint)
     return None
 
 
@@ -93,8 +93,8 @@ def arguments_nowhere(policy: LintedPolicy) -> Iterator[PolicyFinding]:
     for rule, condition in _conditioned(policy):
         reads = any(path[0] == "args" for path in condition.paths)
         if reads and policy.asked(rule) and (why := _no_arguments(policy, rule)):
-            allows = "this row never matches unless it says otherwise"
-            then = allows if rule.effect == "allow" else "what reads them fails, and denies"
+            allows = "this row does not match unless the condition allows for that"
+            then = allows if rule.effect == "allow" else "a condition that reads it fails, and the row denies"
             message = f"{why}: args is empty, so {then}"
             yield PolicyFinding("P606", message, "use origin, principal or call", rule, "when", "args")
 
@@ -105,7 +105,7 @@ def _no_arguments(policy: LintedPolicy, rule: RuleRef) -> str:
     kinds = policy.object_kinds(rule)
     if kinds == {"resource"}:
         return "reading a resource has no arguments"
-    return "what is asked of a server as a whole has no arguments" if kinds == {"nhi"} else ""
+    return "a question about a server as a whole has no arguments" if kinds == {"nhi"} else ""
 
 
 def unasked_arguments(policy: LintedPolicy) -> Iterator[PolicyFinding]:
@@ -150,11 +150,13 @@ def optional_claims(policy: LintedPolicy) -> Iterator[PolicyFinding]:
     for rule in policy.rules:
         if rule.effect == "deny" and rule.subject.startswith("role:") and _is_optional(policy, rule.subject):
             message = f"{shown(rule.subject)} comes from a claim that a token may lack: without it, this does not deny"
-            yield PolicyFinding("P642", message, "set required in roles_from, or deny all callers but …", rule, "sub")
+            yield PolicyFinding(
+                "P642", message, "set required in roles_from, or deny all callers except …", rule, "sub"
+            )
     for rule, _ in _conditioned(policy):
         if rule.effect == "deny" and (part := optional_in(rule.when)):
             message = "depends on a claim that a token may lack: without it, this does not deny"
-            yield PolicyFinding("P642", message, "deny unless the claim is there", rule, "when", part)
+            yield PolicyFinding("P642", message, "deny unless the claim is present", rule, "when", part)
 
 
 def _is_optional(policy: LintedPolicy, role: str) -> bool:
@@ -186,7 +188,7 @@ def order_of_texts(policy: LintedPolicy) -> Iterator[PolicyFinding]:
         texts = _TEXT.finditer(condition.text)
         if match and not any(found.start() < match.start() < found.end() - 1 for found in texts):
             part = match[1] or match[2]
-            message = f"{part} is text: it has an order, but not that of numbers"
+            message = f"{part} is text, and text is not compared like numbers"
             yield PolicyFinding("P643", message, f"write {part[1:-1]}", rule, "when", part)
 
 
@@ -196,5 +198,5 @@ def roles_asked(policy: LintedPolicy) -> Iterator[PolicyFinding]:
         for match in _ROLE_ASKED.finditer(condition.text):
             role = match[2]
             if not policy.people(role) and not policy.may_be_granted(role):
-                hint = near(role, policy.members) or "write a g row that fills it"
+                hint = near(role, policy.members) or "add a member with a g row"
                 yield PolicyFinding("P604", f"no principal has {shown(role)}", hint, rule, "when", role)

@@ -55,12 +55,10 @@ def summary(report: CheckReport, where: str) -> str:
     parts = [f"{count} {word if count != 1 else word[:-1]}" for word, count in counted(report).items() if count]
     more = "".join(f"; {count} more of {code} not shown" for code, count in report.left_out.items())
     if not report.valid:
-        later = "" if report.revision else "; what is suspicious is looked for once these are mended"
+        later = "" if report.revision else "; correct these to see the warnings"
         return f"{where} is not valid: {', '.join(parts)}{more}{later}"
     rules = ", ".join(f"{count} {kind}" for kind, count in report.rules.items())
-    return (
-        f"{where} is valid: {rules} rules, {', '.join(parts) or 'nothing suspicious'}{more}, revision {report.revision}"
-    )
+    return f"{where} is valid: {rules} rules, {', '.join(parts) or 'no warnings'}{more}, revision {report.revision}"
 
 
 def text(report: CheckReport, where: str, root: Path) -> str:

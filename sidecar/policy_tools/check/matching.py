@@ -15,11 +15,11 @@ from sidecar.policy_tools.rule_text import cut, moment
 from sidecar.vocabulary import ANONYMOUS, DELEGATE, PermissionKind, RuleRef
 
 MAX_NEAR = 500  # names that are searched for one hint
-_ASKS_WHOM = "user_to_nhi asks users, nhi_to_nhi asks NHIs, agent_to_tool asks both"
+_ASKS_WHOM = "user_to_nhi is for users, nhi_to_nhi for NHIs, agent_to_tool for both"
 _WORDS = {"tool": "a tool", "prompt": "a prompt", "resource": "a resource", "nhi": "an NHI"}
 _THINGS = {"tool": "tool", "prompt": "prompt", "resource": "resource", "nhi": "agent and server"}
 _ALL_CALLERS = {"*": "every identified caller", "user:*": "every user", "nhi:*": "every NHI"}
-_ANONYMOUS = "only upstreams that say `anonymous: true` have such callers"
+_ANONYMOUS = "only upstreams with `anonymous: true` have such callers"
 DAY_S = 86_400
 SHADOW_DAYS = 30  # the maximum duration of `mode: shadow`
 
@@ -29,8 +29,8 @@ def never_asked(policy: LintedPolicy) -> Iterator[PolicyFinding]:
     for rule in policy.rules:
         if rule.object.startswith("set:") and policy.things(rule.object) and not policy.object_kinds(rule):
             objects = ", ".join(f"{word}:…" for word in sorted(KINDS_ASKED[rule.kind][1]))
-            message = f"{rule.kind.value} asks about {objects}, and {shown(rule.object)} holds none"
-            yield PolicyFinding("P601", message, "agent_to_tool asks about tools", rule, "obj")
+            message = f"{rule.kind.value} applies to {objects}, and {shown(rule.object)} contains none"
+            yield PolicyFinding("P601", message, "rules on tools belong in agent_to_tool", rule, "obj")
         kinds = {name.partition(":")[0] for name in policy.people(rule.subject)}
         if kinds and not kinds & KINDS_ASKED[rule.kind][0] and not policy.may_be_granted(rule.subject):
             message = f"{rule.kind.value} has no subject with {shown(rule.subject)}"
@@ -49,7 +49,7 @@ def actions_never_asked(policy: LintedPolicy) -> Iterator[PolicyFinding]:
             possible = possible_actions(rule.kind, kinds) | {DELEGATE}
             for action in named:
                 if action in ACTIONS and action not in possible:
-                    message = f"{action} is never asked of {_WORDS[max(kinds)]}"
+                    message = f"{action} does not apply to {_WORDS[max(kinds)]}"
                     yield PolicyFinding("P603", message, "remove it, or write use", rule, "act", action)
 
 
@@ -81,7 +81,7 @@ def empty_roles(policy: LintedPolicy) -> Iterator[PolicyFinding]:
 
 def _who_has(policy: LintedPolicy, role: str, filled: Iterable[str]) -> str:
     spaces = [f"role:{one.namespace}/…" for one in policy.granting or ()] if "/" in role else []
-    grants = f"issuers grant {', '.join(spaces)}" if spaces else "write a g row that fills it"
+    grants = f"issuers grant {', '.join(spaces)}" if spaces else "add a member with a g row"
     return near(role, filled) or grants
 
 

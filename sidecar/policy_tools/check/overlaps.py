@@ -178,7 +178,7 @@ def _beside(rule: RuleRef, other: RuleRef, *, mutual: bool) -> PolicyFinding | N
     if demands or (limit is not None and (tighter is None or tighter > limit or not counted_alike)):
         return None
     if _demands_more(other, rule):
-        hint = "remove this row: its calls wait for the approval that the other row demands"
+        hint = "remove this row: its calls wait for the approval that the other row requires"
         return PolicyFinding("P612", f"{_named(other)} allows this already", hint, rule, "obj")
     if mutual and _spot(rule) < _spot(other) and (other.max_calls_per_hour is None or limit == tighter):
         return None

@@ -89,7 +89,7 @@ def _check(found: Sequence[tuple[PermissionKind | None, CsvRow]], columns: Colum
     for kind, row in found:
         wanted = columns.get(kind, COLUMNS) if kind else ("member", "container")
         if row.type == "p" and kind is None:
-            faults.error("P111", "roles.csv holds only g and g2 rows", row.line)
+            faults.error("P111", "roles.csv contains only g and g2 rows", row.line)
         elif len(row.fields) != len(wanted) and not (row.type == "g" and len(row.fields) == 3):
             message = f"{len(row.fields) + 1} fields, but {len(wanted) + 1} are needed"
             faults.error("P102", message, row.line, 1, len(row.line.text))
@@ -110,7 +110,7 @@ def _check_rule(
     for key in APPROVAL_NOTES:
         if key in row.notes and "approval" not in row.notes:
             field, line = row.notes[key], row.notes_line or row.line
-            faults.error("P109", f"{key} means nothing without approval", line, field.column, field.width)
+            faults.error("P109", f"{key} has no effect without approval", line, field.column, field.width)
     if "shadow" in row.notes:
         _try(row, row.notes["shadow"], faults, grammar.word_of("true", "false"))
     if kind is PermissionKind.GUARDRAIL and effect == "allow":

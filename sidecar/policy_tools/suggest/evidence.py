@@ -109,7 +109,9 @@ class UsageEvidence:
                 self.counts["unreadable"] += 1
             if len(self.traces) > MAX_TRIPLES or len(self.objects) + len(self.subjects) > MAX_NAMES:
                 message = f"more than {MAX_TRIPLES} distinct uses, or {MAX_NAMES} names"
-                raise SettingsError([fault_in(name, message, code="W301", hint="take less with --since and --until")])
+                raise SettingsError(
+                    [fault_in(name, message, code="W301", hint="limit the period with --since and --until")]
+                )
 
     def _take(self, record: Mapping[str, Any], wanted: SuggestQuery) -> None:
         event, time = record.get("event"), record.get("timestamp")
@@ -152,7 +154,7 @@ class UsageEvidence:
             for kind, subject, thing, act in triples
             if (kind, subject, thing, act) not in self.traces
         )
-        why = next(filter(None, unsound), "") if triples else "its links do not fit its chain"
+        why = next(filter(None, unsound), "") if triples else "its links do not match its chain"
         if why:
             self.leave_out(why, decision)
             return
@@ -175,7 +177,7 @@ class UsageEvidence:
         links = record.get("links")
         kinds = [link.get("kind") for link in links if isinstance(link, dict)] if isinstance(links, list) else []
         if sum(kind != PermissionKind.GUARDRAIL for kind in kinds) > len(chain):
-            self.leave_out("it asked several things, and its record names the first only", _decision(record))
+            self.leave_out("it contains several questions, and its record names only the first", _decision(record))
 
     def leave_out(self, why: str, decision: str) -> None:
         times, example = self.left_out.get(why, (0, decision))

@@ -27,7 +27,7 @@ _TITLES = {
     "guardrail": "What is forbidden, regardless of what other rows allow.",
 }
 _FILES = {PermissionKind.GUARDRAIL: "guardrails.csv"}
-_CARRIED = "Rows that deny, carried over from the present policy."
+_CARRIED = "Rows that deny, carried over from the current policy."
 _ORIGIN = "Suggested from recorded calls by `sidecar policy suggest`. Read it as you would read a colleague's."
 
 
@@ -96,7 +96,7 @@ def _links(suggestion: Suggestion) -> Iterator[ContentEntry]:
         for member, container in links:
             by_container.setdefault(container, {})[member] = None
         for name, members in by_container.items():
-            reused = [f"{name} is in the present policy already, with the same in it."]
+            reused = [f"{name} is already in the current policy, with the same members."]
             above: tuple[str, ...] = ("", *_commented(reused if name in suggestion.reused else []))
             for member in members:
                 yield ContentEntry(None, _row(row_type, (member, name), {}), above)
@@ -115,7 +115,7 @@ def _comments(rule: Suggested, present: Present) -> Iterator[str]:
     if rule.widened:
         yield f"WIDENED: also fits {_some(rule.widened)}, which not all of its subjects used so"
     if rule.terms != PLAIN:
-        yield f"as {_some([known for known in rule.rests_on if known in present.asking]) or 'the present policy'} asks"
+        yield f"as {_some([known for known in rule.rests_on if known in present.asking]) or 'the current policy'} asks"
 
 
 def as_data(suggestion: Suggestion, evidence: UsageEvidence, present: Present) -> dict[str, Any]:
@@ -171,14 +171,14 @@ def notes(suggestion: Suggestion, evidence: UsageEvidence, present: Present) -> 
     found += dict.fromkeys(widened)
     tell(counts["denied-by-rule"], "call", "{} that a deny rule forbids: not taken, whatever became of them")
     tell(counts["no-rule"], "call", "{} refused for want of a rule; `--include denied` takes them too")
-    tell(counts[GONE], "call", "{} that the present policy no longer allows: not taken")
+    tell(counts[GONE], "call", "{} that the current policy no longer allows: not taken")
     beyond = sum(trace.uses for trace in traces if trace.without_rule)
     tell(beyond, "call", "rules for {} may allow more than the policy that denied some of them")
     if not present.taken and any(trace.rules for trace in traces):
         found.append(
-            "no present policy was given: the conditions, limits, expiries and approvals of its rules are not known"
+            "no current policy was given: the conditions, limits, expiries and approvals of its rules are not known"
         )
-    tell(len(denies), "row", "carried over from the present policy: {} with the effect deny")
+    tell(len(denies), "row", "carried over from the current policy: {} with the effect deny")
     if shadows := sorted(evidence.would_deny):
         found.append(f"calls that are allowed here would be denied by the shadow rules {_some(shadows)}")
     query = "{} of resources may have had a query, which no record shows: the URI is allowed without one"

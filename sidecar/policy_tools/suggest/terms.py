@@ -24,7 +24,7 @@ from sidecar.vocabulary import ANONYMOUS, DELEGATE, ApprovalTerms, PermissionKin
 
 GONE = "gone"  # the name of the count of calls that no row allows now
 SPLIT_LIMIT = "one limit counts rows for several roles of tokens"
-APPROVED = "it needed a person's approval, and without the present policy it is not known whose"
+APPROVED = "it needed a person's approval, and without the current policy it is not known whose"
 
 
 class Terms(NamedTuple):

@@ -128,7 +128,7 @@ def _is_test_file(path: Path, faults: list[Fault]) -> bool:
         faults.append(fault_in(path, "no file of policy tests has this name", code="T002", hint="name it *.yaml"))
         return False
     if not path.is_file():  # pipes and devices are never opened: they can block
-        faults.append(fault_in(path, "cannot be read: this is no regular file", code="T001"))
+        faults.append(fault_in(path, "cannot be read: this is not a regular file", code="T001"))
     return path.is_file()
 
 
@@ -140,7 +140,9 @@ def _faults_of_size(suites: Sequence[PolicySuite]) -> Iterator[Fault]:
         if tests > MAX_TESTS or calls > MAX_CALLS:
             counted = f"{MAX_CALLS} calls, repeats and entries of lists counted"
             much = f"{MAX_TESTS} tests" if tests > MAX_TESTS else counted
-            yield fault_in(suite.file, f"from here on there are more than {much}", code="T003", hint="run fewer files")
+            yield fault_in(
+                suite.file, f"the suites before this one already have {much}", code="T003", hint="run fewer files"
+            )
             return
 
 

@@ -129,7 +129,7 @@ def _problems(test: PolicyTest, got: TestOutcome) -> Iterator[str]:
         return
     if test.approvers and got.decision.allowed and not got.decision.approvals:
         names = " and ".join(approver.name for approver in test.approvers)
-        yield f"expected {names} to approve it, but no rule demands an approval"
+        yield f"expected {names} to approve it, but no rule requires an approval"
     if expect.reason is not None and got.reason != expect.reason:
         yield f"expected the reason {expect.reason}, got {got.reason}"
     if expect.at is not None and got.at != expect.at:
@@ -145,9 +145,9 @@ def _problems(test: PolicyTest, got: TestOutcome) -> Iterator[str]:
 
 def _differences(what: str, expected: Iterable[str], got: Iterable[str]) -> Iterator[str]:
     if missing := set(expected) - set(got):
-        yield f"{what} that are missing: {_some(missing)}"
+        yield f"missing {what}: {_some(missing)}"
     if more := set(got) - set(expected):
-        yield f"{what} that are too many: {_some(more)}"
+        yield f"unexpected {what}: {_some(more)}"
 
 
 def _some(names: Iterable[str]) -> str:
@@ -174,7 +174,7 @@ def _hint(test: PolicyTest, got: TestOutcome, rules: Iterable[RuleRef]) -> str:
         return "write expect: approval, or approved_by: user:… for the call as that person approves it"
     listing = test.listing
     if listing is not None and got.allowed and listing.names is None:
-        return f"a catalogue of {listing.server} in this suite would say what there is to show"
+        return f"add a catalogue of {listing.server} to the suite, so that its names are known"
     if listing is not None and not got.allowed:
-        return "a caller without a grant on a server gets no list, not an empty one: expect: deny"
+        return "without a grant on the server, the caller receives a denial, not an empty list: write expect: deny"
     return ""

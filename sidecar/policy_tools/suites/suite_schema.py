@@ -75,13 +75,15 @@ def _principal(text: str) -> str:
     if text == ANONYMOUS:
         return text
     if text.startswith("role:"):
-        raise Wrong("", "a role never calls", "write user:… or nhi:…; what a token grants belongs under roles")
+        raise Wrong(
+            "", "a role cannot be a caller", "write user:… or nhi:…; write roles that a token grants under roles"
+        )
     return grammar.member(text)
 
 
 def _moment(text: str) -> float | None:
     if text == grammar.NONE:
-        raise Wrong("", "a test is asked at some time", "write 2027-03-31T00:00:00Z, or leave the key out")
+        raise Wrong("", "a test needs a time", "write 2027-03-31T00:00:00Z, or remove the key")
     return grammar.expires_at(text)
 
 
@@ -103,7 +105,7 @@ def _called(text: str) -> str:
 def _reason(text: str) -> str:
     if text not in _REASONS:
         known = text in {reason.value for reason in Reason}
-        message = f"no test of a policy sees {shown(text)}" if known else f"{shown(text)} is no reason"
+        message = f"a policy test cannot check {shown(text)}" if known else f"{shown(text)} is not a reason"
         reject(message, "T105", did_you_mean(text, _REASONS))
     return text
 
@@ -173,12 +175,12 @@ class Expect(Section):
         if self.shows is not None and self.decision == "deny":
             yield Finding("a list that is denied shows nothing", "T107", "keep one of them", ("shows",), True)
         if self.limits is not None and self.decision == "approval":
-            hint = "name who approves it: approved_by: user:…, and expect allow or deny"
+            hint = "write approved_by: user:…, and expect allow or deny"
             yield Finding("limits are charged after the approval", "T107", hint, ("limits",), True)
         if self.decision != "deny":
             for key in ("reason", "at"):
                 if getattr(self, key) is not None:
-                    yield Finding(f"{key} belongs to a denial", "T107", "write decision: deny", (key,), True)
+                    yield Finding(f"{key} applies only to a denial", "T107", "write decision: deny", (key,), True)
 
 
 class SuiteCatalogue(Section):
@@ -252,16 +254,16 @@ class WrittenTest(Section):
     def _faults(self) -> Iterator[Finding]:
         yield from self._faults_of_chain()
         if (self.calls is None) == (self.lists is None):
-            yield Finding("a test has either calls or lists", "T107", "write one of them")
+            yield Finding("a test needs either calls or lists", "T107", "write one of them")
         else:
             yield from self._faults_of_call() if self.lists is None else self._faults_of_list()
         yield from self._faults_of_repeat()
 
     def _faults_of_chain(self) -> Iterator[Finding]:
         if len(set(self.chain)) != len(self.chain):
-            yield Finding("a principal is in the chain twice", "T102", "no credential proves that", ("as",))
+            yield Finding("a principal is in the chain twice", "T102", "no credential can prove such a chain", ("as",))
         if ANONYMOUS in self.chain and len(self.chain) > 1:
-            yield Finding("anonymous lends nothing and is lent nothing", "T102", "it stands alone", ("as",))
+            yield Finding("anonymous cannot be part of a chain", "T102", "write anonymous alone", ("as",))
         for key in ("roles", "scopes"):
             known = (*self.chain, *self.approved_by) if key == "roles" else self.chain
             for name in getattr(self, key):
@@ -274,33 +276,40 @@ class WrittenTest(Section):
     def _faults_of_list(self) -> Iterator[Finding]:
         for key in ("action", "args", "meta", "approved_by"):
             if getattr(self, key):
-                yield Finding(f"{key} belongs to a call", "T107", "a list has none", (key,), True)
+                yield Finding(f"{key} applies only to a call", "T107", "remove it", (key,), True)
         if self.expect.decision != "deny" and self.expect.shows is None:
-            yield Finding("what does the list show?", "T107", "expect: [name, …], or expect: deny", ("expect",))
+            yield Finding(
+                "the names that the list shows are missing",
+                "T107",
+                "write expect: [name, …], or expect: deny",
+                ("expect",),
+            )
         if self.expect.decision == "approval":
-            yield Finding("no list waits for an approval", "T107", "write the names that it shows", ("expect",))
+            yield Finding("a list never waits for an approval", "T107", "write the names that it shows", ("expect",))
         for key in ("limits", "rule"):
             if getattr(self.expect, key) is not None:
-                yield Finding(f"{key} belongs to a call", "T107", "", ("expect", key), True)
+                yield Finding(f"{key} applies only to a call", "T107", "", ("expect", key), True)
 
     def _faults_of_call(self) -> Iterator[Finding]:
         kind = (self.calls or "").partition(":")[0]
         if self.of is not None:
-            yield Finding("of belongs to lists", "T107", "", ("of",), True)
+            yield Finding("of applies only to lists", "T107", "", ("of",), True)
         if self.expect.shows is not None:
-            yield Finding("a call shows no names", "T107", "write allow or deny, or ask lists: <server>", ("expect",))
+            yield Finding(
+                "a call does not show names", "T107", "write allow or deny, or use lists: <server>", ("expect",)
+            )
         if self.session and (self.approved_by or self.expect.decision == "approval"):
-            hint = "any grant on the server opens it"
-            yield Finding(f"{self.action} waits for no approval", "T107", hint, ("expect",))
+            hint = "any grant on the server permits it"
+            yield Finding(f"{self.action} never waits for an approval", "T107", hint, ("expect",))
         if kind == "nhi" and self.action is None:
             yield Finding('the key "action" is missing', "Y102")
         elif kind == "nhi" and self.action not in _OF_NHIS:
             yield Finding(
-                f"{self.action} is not asked of an nhi", "T103", "name the tool, prompt or resource", ("action",)
+                f"{self.action} does not apply to an NHI", "T103", "name the tool, prompt or resource", ("action",)
             )
         elif kind != "nhi" and self.action not in (None, ACTION_ON[kind]):
-            hint = f"it is asked as {ACTION_ON[kind]}"
-            yield Finding(f"{self.action} is not asked of a {kind}", "T103", hint, ("action",))
+            hint = f"write {ACTION_ON[kind]}"
+            yield Finding(f"{self.action} does not apply to a {kind}", "T103", hint, ("action",))
         else:
             yield from self._faults_of_parameters(kind)
 
@@ -319,14 +328,16 @@ class WrittenTest(Section):
     def _faults_of_repeat(self) -> Iterator[Finding]:
         if self.repeat is None:
             if self.expect.at is not None:
-                yield Finding("at counts the calls of a repeat", "T107", "there is none", ("expect", "at"), True)
+                yield Finding(
+                    "at needs a repeat", "T107", "write repeat: {times: …}, or remove it", ("expect", "at"), True
+                )
             if self.expect.reason in BY_LIMITS:
                 yield Finding(
-                    "one call alone never meets a limit", "T107", "write repeat: {times: …}", ("expect", "reason")
+                    "a single call cannot reach a limit", "T107", "write repeat: {times: …}", ("expect", "reason")
                 )
         elif self.calls is None or self.session:
             hint = "session_calls_per_minute bounds lists and sessions"
-            yield Finding("no limit of the policy counts this", "T107", hint, ("repeat",), True)
+            yield Finding("no limit of the policy applies to this", "T107", hint, ("repeat",), True)
         elif self.expect.at is not None and self.expect.at > self.repeat.times:
             yield Finding(f"there are only {self.repeat.times} calls", "T107", "", ("expect", "at"))
 
@@ -355,12 +366,12 @@ class SuiteFile(Section):
             first = known.setdefault(test.name, index)
             if first != index:
                 message = f"test {first + 1} of this suite has the same name"
-                yield Finding(message, "T101", "say what makes them different", ("tests", index, "name"))
+                yield Finding(message, "T101", "give each test its own name", ("tests", index, "name"))
         for server, catalogue in self.catalogue.items():
             for member in ("tools", "prompts", "resources"):
                 for index, name in enumerate(getattr(catalogue, member)):
                     if listed_question(member, server, name) is None:
-                        message = f"no {member.removesuffix('s')} can be called {shown(name)}"
+                        message = f"{shown(name)} is not a possible name of a {member.removesuffix('s')}"
                         yield Finding(message, "T104", "", ("catalogue", server, member, index))
         for index, test in enumerate(self.tests):
             server, of = test.lists or "", test.of or "tools"
@@ -368,7 +379,7 @@ class SuiteFile(Section):
             for place, name in enumerate(test.expect.shows or ()):
                 at = ("tests", index, "expect", place)
                 if listed_question(of, server, name) is None:
-                    yield Finding(f"no {of.removesuffix('s')} can be called {shown(name)}", "T104", "", at)
+                    yield Finding(f"{shown(name)} is not a possible name of a {of.removesuffix('s')}", "T104", "", at)
                 elif there is not None and name not in there:
                     yield Finding(f"{name} is not in the catalogue of {server}", "T104", did_you_mean(name, there), at)
 

@@ -202,7 +202,7 @@ def _mirrors(given: str | None, value: object) -> bool:
 
 def _ambiguous(name: str) -> Refusal:
     """The refusal of a header that occurs twice: some readers use the first, others the last."""
-    return _mismatch(f"{name} is there more than once")
+    return _mismatch(f"{name} appears more than once")
 
 
 def _mismatch(detail: str) -> Refusal:

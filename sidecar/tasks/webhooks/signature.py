@@ -50,7 +50,7 @@ def load_or_make_callback_key(path: Path, *, entropy: Callable[[int], bytes] = o
     """Reads the key in `path`, one line of hex; creates it on first use, with mode 0600. Raises SettingsError."""
     try:
         make_hex_key(path, entropy)
-        return CallbackKey(read_hex_key(path, "the webhook key", "H101"))
+        return CallbackKey(read_hex_key(path, "the callback key", "H101"))
     except OSError as error:
-        message = f"the webhook key cannot be used: {error.strerror}"
+        message = f"the callback key cannot be used: {error.strerror}"
         raise SettingsError([fault_in(path, message, code="H101")]) from None

@@ -94,7 +94,7 @@ class TokenEndpoint:
         """Raises ValueError for an invalid URL, or one to which secrets must not be sent."""
         self._origin = parse_origin(url)
         if not self._origin.secure and not self._origin.loopback:
-            raise ValueError("secrets go to a token endpoint over https only")
+            raise ValueError("a token endpoint needs an https URL")
         self._proof, self._clock, self._new_id = proof, clock, new_id
         self._client = HttpClient(self._origin, egress=egress, max_connections=MAX_CONNECTIONS)
 

@@ -228,7 +228,7 @@ class ToolCatalogue:
     async def _landed(self, flight: asyncio.Task[None], timeout_s: float) -> None:
         done, _ = await asyncio.wait({flight}, timeout=max(0.0, timeout_s))
         if not done or flight.cancelled():
-            raise Refusal(Reason.UPSTREAM_TIMEOUT, "its list of tools did not come in time")
+            raise Refusal(Reason.UPSTREAM_TIMEOUT, "its list of tools did not arrive in time")
         flight.result()
         if self._failure is not None:
             raise _once_more(self._failure)
@@ -246,7 +246,7 @@ class ToolCatalogue:
                     checks_output=self._checks_output,
                 )
         except TimeoutError:
-            self._fail(Refusal(Reason.UPSTREAM_TIMEOUT, "its list of tools did not come in time"))
+            self._fail(Refusal(Reason.UPSTREAM_TIMEOUT, "its list of tools did not arrive in time"))
         except Refusal as refusal:
             told = refusal.reason in (Reason.UPSTREAM_TIMEOUT, Reason.UPSTREAM_OPEN, Reason.UPSTREAM_LIMITED)
             self._fail(_once_more(refusal, refusal.reason if told else Reason.UPSTREAM_FAILED))

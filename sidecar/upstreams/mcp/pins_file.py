@@ -82,7 +82,7 @@ def readable(value: object) -> str:
 def _digest(text: str) -> str:
     digits = text.removeprefix(_ALGORITHM)
     if digits == text or len(digits) != 64 or set(digits) - set("0123456789abcdef"):
-        reject("this is no digest", hint=f"{_ALGORITHM} and 64 hexadecimal digits; {_BY_COMMAND}")
+        reject("this is not a digest", hint=f"{_ALGORITHM} and 64 hexadecimal digits; {_BY_COMMAND}")
     return digits
 
 
@@ -90,7 +90,7 @@ def _moment(text: str) -> str:
     try:
         seconds_of(text)
     except ValueError:
-        reject("this is no time", hint="such as 2027-03-31T00:00:00Z")
+        reject("this is not a time", hint="write, for example, 2027-03-31T00:00:00Z")
     return text
 
 
@@ -112,7 +112,7 @@ class PinEntry(Section):
         except orjson.JSONDecodeError:
             definition = None
         if not isinstance(definition, dict) or pinned_part(definition) != definition:
-            yield Finding("this is no definition of a tool", hint=_BY_COMMAND, at=("definition",))
+            yield Finding("this is not a definition of a tool", hint=_BY_COMMAND, at=("definition",))
         elif digest_of(definition) != self.digest:
             yield Finding("the digest is not that of the definition below it", hint=_BY_COMMAND, at=("digest",))
         elif readable(definition) != self.definition:  # a duplicate key, for example: readers may differ on it

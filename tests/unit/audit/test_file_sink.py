@@ -86,7 +86,7 @@ def test_a_second_writer_is_refused_and_says_why(path: Path) -> None:
 )
 def test_somebody_elses_file_is_left_alone(path: Path, content: bytes) -> None:
     path.write_bytes(content)
-    with pytest.raises(SettingsError, match="no audit record"):
+    with pytest.raises(SettingsError, match="not an audit record"):
         open_audit(path)
     assert path.read_bytes() == content
 
@@ -206,7 +206,7 @@ def test_another_key_starts_anew_and_says_so(path: Path) -> None:
     assert audit.found == ("key-changed",)
     assert kinds(verify([path], key=OTHER_KEY)) == ["at-start"]
     report = verify([path], key=OTHER_KEY, older=[KEY])
-    assert report.ok and any("the anchor of the one before was checked" in note for note in report.notes)
+    assert report.ok and any("the anchor of the previous key was checked" in note for note in report.notes)
 
 
 # --- disks that fail -------------------------------------------------------------------------------------------------

@@ -87,7 +87,7 @@ def test_a_checkpoint_is_about_the_record_before_it_and_a_second_program_believe
     assert peer.check_checkpoints(path, jwks) == (6, lines[-2]["seq"])
     report = verify([path], key=KEY, public_keys=read_public_keys(jwks))
     assert report.ok and report.end == "sealed" and report.checkpoints == 6
-    assert any("6 checkpoints in the log are signed" in what for what in report.proved)
+    assert any("signed checkpoints in the log: 6;" in what for what in report.proved)
 
 
 def test_where_nothing_is_new_there_is_no_checkpoint(path: Path) -> None:
@@ -134,7 +134,7 @@ def test_who_owns_host_and_keys_cannot_cut_the_log_back_unnoticed(path: Path) ->
     forward(audit)
     at_once(audit.close())
     report = verify([path], key=KEY, checkpoints=[outside], public_keys=KEYS)
-    assert report.ok and any("published checkpoints are true of it: up to record 20" in what for what in report.proved)
+    assert report.ok and any("; up to record 20" in what for what in report.proved)
 
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join(lines[:14]))  # with its anchor, made with the very key
@@ -426,7 +426,7 @@ def test_a_key_in_the_ring_checks_the_anchor_that_it_made_before_another_goes_on
     assert {record["key_id"] for record in records(path)} == {KEY.id, OTHER_KEY.id}
     report = verify([path], key=OTHER_KEY, older=[KEY])
     assert report.ok and not any("another key" in what for what in report.unproved)
-    assert any("the anchor of the one before was checked" in note for note in report.notes)
+    assert any("the anchor of the previous key was checked" in note for note in report.notes)
     assert write(path, 1, key=OTHER_KEY, older=[KEY]).found == ()
 
 

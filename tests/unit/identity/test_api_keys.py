@@ -132,7 +132,7 @@ def test_what_is_kept_of_a_key_stays_the_same_from_version_to_version() -> None:
 async def test_two_keys_of_a_principal_live_at_once_and_a_third_does_not(file: KeyFile) -> None:
     old, new = file.make("nhi:planner"), file.make("nhi:planner")
     before = file.path.read_text()
-    with pytest.raises(SettingsError, match="more than 2 live keys"):
+    with pytest.raises(SettingsError, match="more than 2 valid keys"):
         file.make("nhi:planner")
     assert file.path.read_text() == before
     world = a_world(keys=file.load())
@@ -245,7 +245,7 @@ def test_a_third_key_is_refused_with_the_line_and_what_to_do(folder: Path) -> No
     for code in (0, 0, 3):
         result = run(folder, "api-key", "--principal", "nhi:planner", "--keys", "keys.yaml", "--pepper", "pepper")
         assert result.exit_code == code, result.output
-    assert "keys.yaml:5" in result.stderr and "nhi:planner has more than 2 live keys" in result.stderr
+    assert "keys.yaml:5" in result.stderr and "nhi:planner has more than 2 valid keys" in result.stderr
     assert "revoke or expire an older one" in result.stderr and "sck_" not in result.output
 
 

@@ -320,7 +320,7 @@ FAULTS = [
     (
         f"{GRPC}\nidentity: {{certificates: {{others: ignore}}}}",
         "S124",
-        "the gRPC listener asks for no client certificate",
+        "the gRPC listener does not request client certificates",
     ),
 ]
 

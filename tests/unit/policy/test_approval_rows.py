@@ -93,18 +93,18 @@ def test_lists_and_sessions_wait_for_none(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("notes", "row", "message"),
     [
-        ("within=15m", ROW, "within means nothing without approval"),
+        ("within=15m", ROW, "within has no effect without approval"),
         ("approval=oncall", ROW, '"oncall" is not role:…'),
         ("approval=role:on*", ROW, '"role:on*" contains a wildcard'),
         ("approval=role:oncall within=5s", ROW, '"5s" is not a duration here'),
         ("approval=role:oncall within=8d", ROW, '"8d" is not a duration here'),
         ("approval=role:oncall valid=twice", ROW, '"twice" is not a duration here'),
-        ("approval=role:oncall", ROW.replace("allow", "deny"), "a deny row asks no one for approval"),
-        ("approval=role:oncall", ROW.replace("tools/call", "ping"), "no action of this row waits for an approval"),
+        ("approval=role:oncall", ROW.replace("allow", "deny"), "a deny row cannot require an approval"),
+        ("approval=role:oncall", ROW.replace("tools/call", "ping"), "no action of this row can wait for an approval"),
         (
             "approval=role:oncall",
             "p, nhi:planner, nhi:github, use|elicitation/create, -, -, -, allow\n",
-            "elicitation/create is a server's request, which waits for no approval",
+            "elicitation/create is a request of a server, which cannot wait for an approval",
         ),
     ],
 )

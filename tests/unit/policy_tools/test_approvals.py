@@ -335,4 +335,4 @@ def test_a_policy_goes_to_yaml_and_back_with_its_terms(tmp_path: Path) -> None:
 def test_terms_without_an_approval_are_no_row_of_the_other_form(tmp_path: Path) -> None:
     policies = write_policy(tmp_path, {"agent_to_tool": f"#: id=a within=15m\n{ROW}"}) / "policies"
     result = run("convert", policies, "--to", "yaml", "-o", tmp_path / "yaml")
-    assert (result.exit_code, "within means nothing without approval" in result.output) == (3, True)
+    assert (result.exit_code, "within has no effect without approval" in result.output) == (3, True)

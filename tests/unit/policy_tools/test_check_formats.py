@@ -139,7 +139,7 @@ def test_a_note_is_a_notice_of_github_and_a_note_of_sarif() -> None:
 @pytest.mark.parametrize(
     ("rows", "words", "code", "last"),
     [
-        (GOOD, (), 0, "is valid: 1 agent_to_tool rules, nothing suspicious, revision "),
+        (GOOD, (), 0, "is valid: 1 agent_to_tool rules, no warnings, revision "),
         (WIDE, (), 0, "is valid: 1 agent_to_tool rules, 1 warning, revision "),
         (WIDE, ("--strict",), 3, "is valid: 1 agent_to_tool rules, 1 warning, revision "),
         (NOTED, (), 0, "is valid: 2 agent_to_tool rules, 1 note, revision "),
@@ -189,7 +189,7 @@ def test_sidecar_yaml_says_which_upstreams_there_are_and_which_roles_tokens_gran
 def test_the_moment_and_what_is_soon_can_be_said(tmp_path: Path) -> None:
     write(tmp_path, GOOD.replace("tools/call, -", "tools/call, 2027-03-31T00:00:00Z"))
     at = ("--now", "2027-03-01T00:00:00Z")
-    assert "nothing suspicious" in run(".", *at).output
+    assert "no warnings" in run(".", *at).output
     assert "P622" in run(".", *at, "--soon", "31").output
     assert "P621" in run(".", "--now", "2027-03-31T00:00:00Z").output
 
@@ -197,7 +197,7 @@ def test_the_moment_and_what_is_soon_can_be_said(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "code", "part"),
     [
-        (("nowhere",), 3, "this folder is not there"),
+        (("nowhere",), 3, "this folder does not exist"),
         (("-c", "nowhere.yaml"), 3, "nowhere.yaml"),
         (("--format", "xml"), 2, "is not one of"),
         (("--now", "tomorrow"), 2, "is not an RFC 3339 time"),
@@ -237,7 +237,7 @@ def test_check_finds_all_that_policy_check_finds_and_more(tmp_path: Path) -> Non
     assert [(code, line) for code, _, line in told_as_json(checked) if code == "S181"] == [("S181", 7)]
     assert CliRunner().invoke(main, ["check", "--strict"]).exit_code == 3
     text = CliRunner().invoke(main, ["check"])
-    assert "no rule lets nhi:nightly send messages to echo (no-matching-rule)" in text.stderr
+    assert "no rule allows nhi:nightly to send messages to echo (no-matching-rule)" in text.stderr
     assert text.stdout.startswith("sidecar.yaml is valid: ")
 
 

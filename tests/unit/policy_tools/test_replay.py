@@ -332,7 +332,7 @@ def test_what_is_no_evidence_exits_5_and_a_torn_last_line_is_told(kept: Path) ->
     whole = path.read_bytes()
     for raw, code, said in (
         (b"", 5, "holds no record"),
-        (b"hello\n" + whole, 5, "audit.jsonl:1: this is no audit record"),
+        (b"hello\n" + whole, 5, "audit.jsonl:1: this is not an audit record"),
         (whole.replace(b"tool:g/search", b"tool:g/saerch", 1), 5, "does not fit its bytes"),
         (whole + b"x" * (3 * 1024 * 1024), 5, "without a newline"),
         (whole + b'{"v":1,"event":"dec', 0, "note: 19 bytes of an unfinished last line were not read"),

@@ -134,7 +134,7 @@ def test_without_the_present_policy_what_a_person_approved_is_left_out(
     done = CliRunner().invoke(main, ["policy", "suggest", "audit.jsonl", "--json"])
     data = json.loads(done.stdout)
     assert [rule["object"] for rule in data["rules"]] == ["tool:s/u"]
-    why = "it needed a person's approval, and without the present policy it is not known whose"
+    why = "it needed a person's approval, and without the current policy it is not known whose"
     assert [(one["why"], one["records"]) for one in data["left_out"]] == [(why, 2)]
 
 
@@ -263,7 +263,7 @@ def test_what_the_present_policy_no_longer_allows_is_not_taken(world: World) -> 
     kept, deny = rows_of(world)
     assert kept == "p, nhi:pay-ledger, tool:bank/get_a, tools/call, -, -, -, allow"
     assert deny == "p, *, tool:*/delete_*, tools/call, -, -, -, deny"
-    assert "1 call that the present policy no longer allows" in world.suggest().stderr
+    assert "1 call that the current policy no longer allows" in world.suggest().stderr
 
 
 def test_a_role_that_a_token_granted_stays_a_condition(tmp_path: Path) -> None:
@@ -360,7 +360,7 @@ def test_what_a_call_asked_besides_is_told_and_not_silently_forgotten(action: st
     links = [{**link, "action": action}, guarded, {**link, "action": more}, {**guarded, "action": more}]
     asked = RECORD | {"object": obj, "action": action}
     evidence = read([asked | {"links": links}])
-    assert evidence.left_out == {"it asked several things, and its record names the first only": (1, "d-1")}
+    assert evidence.left_out == {"it contains several questions, and its record names only the first": (1, "d-1")}
     assert not read([asked | {"links": links[:2]}]).left_out
 
 

@@ -51,7 +51,7 @@ def test_a_schedule_calls_an_agent_that_is_there_as_somebody_who_is_none() -> No
     assert told({"a": schedule(agent="off")}) == [
         ("S177", "there is no agent off that is enabled", ("schedules", "a", "agent"))
     ]
-    would = "is served by this sidecar, and would call as itself"
+    would = "is the name of an upstream or agent of this sidecar"
     assert told({"github": schedule()}) == [("S179", f"nhi:github {would}", ("schedules", "github"))]
     assert told({"a": schedule(principal="nhi:linter")}) == [
         ("S179", f"nhi:linter {would}", ("schedules", "a", "principal"))
@@ -70,7 +70,7 @@ def test_a_fault_stands_where_it_was_written(tmp_path: Path) -> None:
     (fault,) = faults_in(tmp_path, f"{upstreams}  github: {{agent: writr, cron: '* * * 13 *'}}\n")
     assert fault[:2] == ("S176", 4)
     assert faults_in(tmp_path, f"{upstreams}  github: {{agent: writr, cron: '* * * 12 *'}}\n") == [
-        ("S179", 4, "write principal: nhi:… of its own"),
+        ("S179", 4, "write another principal: nhi:…"),
         ("S177", 4, 'did you mean "writer"?'),
     ]
 
@@ -104,9 +104,9 @@ def test_the_zones_of_the_machine_are_looked_for_once_and_again_for_one_that_is_
 def test_no_two_have_one_name_or_id() -> None:
     twice = {"a": schedule(name="Nightly", id="1"), "b": schedule(name="Nightly", id="a"), "c": schedule(id="1")}
     assert told(twice) == [
-        ("S178", "Nightly is the name of schedule a too", ("schedules", "b", "name")),
-        ("S178", "1 is the id of schedule a too", ("schedules", "c", "id")),
+        ("S178", "Nightly is also the name of schedule a", ("schedules", "b", "name")),
+        ("S178", "1 is also the id of schedule a", ("schedules", "c", "id")),
     ]
     assert told({"a": schedule(), "b": schedule(name="a")}) == [
-        ("S178", "a is the name of schedule a too", ("schedules", "b", "name"))
+        ("S178", "a is also the name of schedule a", ("schedules", "b", "name"))
     ]

@@ -34,7 +34,7 @@ def test_arguments_in_clear_are_doubted_with_their_place(tmp_path: Path) -> None
     path.write_text("version: 1\naudit:\n  clear_arguments:\n    tool:pay/refund: [/amount, /max_tokens]\n")
     (doubt,) = doubts(load_document(path, {}, check_files=False))
     assert (doubt.code, doubt.severity, doubt.line) == ("S151", "warning", 4)
-    assert "/amount, /max_tokens of the calls of tool:pay/refund" in doubt.message
+    assert "/amount, /max_tokens of calls of tool:pay/refund" in doubt.message
 
 
 def test_the_shortest_file_gives_loopback_enforcement_and_strict_audit(tmp_path: Path) -> None:
@@ -157,9 +157,9 @@ def test_files_that_are_named_must_be_there(tmp_path: Path) -> None:
     with pytest.raises(SettingsError) as error:
         load_settings(path, {})
     assert [(fault.line, fault.code, fault.message) for fault in error.value.faults] == [
-        (1, "S116", f"{tmp_path}/policies is no folder"),
-        (2, "S116", f"{tmp_path}/keys.yaml is no file"),
-        (3, "S116", f"{tmp_path}/token is no file"),
+        (1, "S116", f"{tmp_path}/policies is not a folder"),
+        (2, "S116", f"{tmp_path}/keys.yaml is not a file"),
+        (3, "S116", f"{tmp_path}/token is not a file"),
     ]
 
 

@@ -16,7 +16,7 @@ LONG = [
     ("absolute URI", "x:" + "a" * 2001),
     ("absolute URI", "x" * 65 + ":a"),
     ("more than twice over", "x:" + "%25" * 3 + "25" * 600),
-    ("what must be encoded", "x:" + "|" * 1000),
+    ("including percent-encoding", "x:" + "|" * 1000),
 ]
 
 

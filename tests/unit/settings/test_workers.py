@@ -33,9 +33,9 @@ def test_a_start_names_each_setting_that_is_missing(tmp_path: Path, workers: str
 @pytest.mark.parametrize(
     ("more", "where"),
     [
-        ("audit: {sink: stdout}\n", "would write into each other's lines"),
-        ("audit: {checkpoints: {known_path: a.jsonl}}\n", "has a log of its own"),
-        ("upstreams: {a: {a2a: {url: 'http://127.0.0.1:1', grpc_port: 0}}}\n", "one port for gRPC"),
+        ("audit: {sink: stdout}\n", "cannot share the standard output"),
+        ("audit: {checkpoints: {known_path: a.jsonl}}\n", "has its own log"),
+        ("upstreams: {a: {a2a: {url: 'http://127.0.0.1:1', grpc_port: 0}}}\n", "a fixed port for gRPC"),
     ],
 )
 def test_what_one_process_alone_can_have_is_refused(tmp_path: Path, more: str, where: str) -> None:
@@ -47,7 +47,7 @@ def test_what_one_process_alone_can_have_is_refused(tmp_path: Path, more: str, w
 
 
 def test_a_port_that_the_system_chooses_cannot_be_shared_over_grpc(tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match="one port for gRPC"):
+    with pytest.raises(SettingsError, match="a fixed port for gRPC"):
         loaded(tmp_path, f'server: {{workers: 2, grpc: "127.0.0.1:0"}}\n{SHARED}')
 
 

@@ -217,7 +217,7 @@ def _json_object(name: str, text: str) -> dict[str, Any]:
     try:
         value = orjson.loads(text)
     except orjson.JSONDecodeError as error:
-        raise malformed(f"{name}: this is no JSON: {error}") from None
+        raise malformed(f"{name}: this is not JSON: {error}") from None
     if not isinstance(value, dict):
         raise malformed(f'{name}: this is no JSON object, such as {{"repo": "acme/site"}}')
     return value

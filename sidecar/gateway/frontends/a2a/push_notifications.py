@@ -326,7 +326,7 @@ def _event(body: bytes) -> dict[str, Any]:
             return V10.read("StreamResponse", given, defaults=True)
         return JSON_FORM.read_result(STREAM, given)
     except UnreadableMessage as error:
-        raise Refusal(Reason.MALFORMED_CALL, f"this is no push notification of A2A: {error}") from None
+        raise Refusal(Reason.MALFORMED_CALL, f"this is not a push notification of A2A: {error}") from None
 
 
 def _task_in(result: Mapping[str, Any]) -> str:

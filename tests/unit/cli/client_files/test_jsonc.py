@@ -77,7 +77,7 @@ def test_the_extents_are_those_of_the_values(given: tuple[Any, str]) -> None:
     [
         *[(raw.encode("latin-1"), *rest) for raw, *rest in tables("cli/client_files/jsonc")["refused"]],
         (b'{"a":' + b"9" * 5000 + b"}", "mcp.json:1:6: error[J002]: this number is too long"),
-        (b"[" * 10_000, f"mcp.json:1:{MAX_DEPTH + 2}: error[J007]: nested more than {MAX_DEPTH} deep"),
+        (b"[" * 10_000, f"mcp.json:1:{MAX_DEPTH + 2}: error[J007]: nested more than {MAX_DEPTH} levels deep"),
         (b" " * (MAX_BYTES + 1), f"mcp.json: error[Y002]: larger than {MAX_BYTES} bytes"),
     ],
 )

@@ -360,11 +360,14 @@ def test_every_form_of_no_proxy(said: str) -> None:
 @pytest.mark.parametrize(
     ("environ", "message"),
     [
-        ({"HTTPS_PROXY": "socks5://p:1080"}, "env HTTPS_PROXY: error[S137]: this is no URL of a known scheme"),
+        ({"HTTPS_PROXY": "socks5://p:1080"}, "env HTTPS_PROXY: error[S137]: the scheme of this URL is not supported"),
         ({"https_proxy": "http://p"}, "env https_proxy: error[S137]: the proxy's port is missing"),
-        ({"ALL_PROXY": "http://p:1/path"}, "env ALL_PROXY: error[S137]: a proxy is a scheme, a host and a port"),
-        ({"HTTPS_PROXY": "http://[::1"}, "env HTTPS_PROXY: error[S137]: this is no URL"),
-        ({"ALL_PROXY": "http://p:1", "no_proxy": "a.test,b/c"}, "env no_proxy: error[S137]: this is no host"),
+        (
+            {"ALL_PROXY": "http://p:1/path"},
+            "env ALL_PROXY: error[S137]: a proxy URL consists of a scheme, a host and a port",
+        ),
+        ({"HTTPS_PROXY": "http://[::1"}, "env HTTPS_PROXY: error[S137]: this is not a URL"),
+        ({"ALL_PROXY": "http://p:1", "no_proxy": "a.test,b/c"}, "env no_proxy: error[S137]: this is not a host"),
         ({"ALL_PROXY": "http://p:1", "no_proxy": "a.test:99999"}, "env no_proxy: error[S137]: a port is at most"),
         ({"SSL_CERT_FILE": "/nowhere/ca.pem"}, "env SSL_CERT_FILE: error[S137]: /nowhere/ca.pem is no file"),
     ],

@@ -56,7 +56,7 @@ LENT = "as: [user:u, nhi:a], calls: tool:x/delete"
         (f"{LENT}, approved_by: user:eve, roles: {{user:eve: [role:lead]}}, expect: allow", ""),
         (
             "as: nhi:a, calls: tool:x/get, approved_by: user:dmitri, expect: allow",
-            "expected user:dmitri to approve it, but no rule demands an approval",
+            "expected user:dmitri to approve it, but no rule requires an approval",
         ),
         ("as: nhi:a, calls: tool:x/get, expect: approval", "expected approval, got allow"),
         ("as: nhi:c, calls: tool:x/get, expect: approval", "expected approval, got deny (no-matching-rule)"),
@@ -84,11 +84,11 @@ def test_only_a_user_approves(tmp_path: Path) -> None:
     ("test", "message"),
     [
         (f"{DELETE}, expect: {{decision: approval, limits: []}}", "limits are charged after the approval"),
-        (f"{DELETE}, expect: {{decision: approval, reason: expired}}", "reason belongs to a denial"),
-        ("as: nhi:a, lists: x, expect: approval", "what does the list show?"),
-        ("as: nhi:a, lists: x, expect: {decision: approval, shows: []}", "no list waits for an approval"),
-        ("as: nhi:a, lists: x, approved_by: user:u, expect: []", "approved_by belongs to a call"),
-        ("as: nhi:a, calls: nhi:x, action: tools/list, expect: approval", "tools/list waits for no approval"),
+        (f"{DELETE}, expect: {{decision: approval, reason: expired}}", "reason applies only to a denial"),
+        ("as: nhi:a, lists: x, expect: approval", "the names that the list shows are missing"),
+        ("as: nhi:a, lists: x, expect: {decision: approval, shows: []}", "a list never waits for an approval"),
+        ("as: nhi:a, lists: x, approved_by: user:u, expect: []", "approved_by applies only to a call"),
+        ("as: nhi:a, calls: nhi:x, action: tools/list, expect: approval", "tools/list never waits for an approval"),
         (f"{DELETE}, roles: {{user:u: [role:oncall]}}, expect: allow", "user:u is not in the chain"),
     ],
 )

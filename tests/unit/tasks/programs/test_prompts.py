@@ -78,7 +78,7 @@ def test_an_empty_value_does_not_let_its_option_take_the_next(parameters: dict[s
 def test_only_the_name_of_an_option_can_be_chosen(name: str) -> None:
     with pytest.raises(ValidationError) as caught:
         agent(per_call={"cli_args": {name: {"values": ["x"]}}})
-    assert "is no option" in str(caught.value.errors())
+    assert "is not an option" in str(caught.value.errors())
 
 
 NOT_CHOSEN: list[tuple[dict[str, Any], str]] = [
