@@ -128,7 +128,7 @@ class DecisionPoint:
         try:
             body = json.dumps(asked, allow_nan=False).encode()
         except (TypeError, ValueError, RecursionError) as error:
-            raise DecisionUnavailable(f"the arguments are no JSON: {error}") from None
+            raise DecisionUnavailable(f"the arguments are not JSON: {error}") from None
         url = f"{self._url}/access/v1/{endpoint}"
         try:
             async with self._connected().post(
@@ -160,7 +160,7 @@ def _written(question: Question) -> dict[str, Any]:
     if question.via:
         via_kind, context["agent"] = _parts(question.via, "agent: write nhi:<id>")
         if via_kind != "nhi":
-            raise DecisionUnavailable(f"{question.via!r} is no agent: write nhi:<id>")
+            raise DecisionUnavailable(f"{question.via!r} is not an agent: write nhi:<id>")
     action = question.action or ACTIONS.get(object_kind, "")
     return {
         "subject": {"type": kind, "id": name},
@@ -173,7 +173,8 @@ def _written(question: Question) -> dict[str, Any]:
 def _parts(name: str, hint: str) -> tuple[str, str]:
     kind, _, rest = name.partition(":")
     if not kind or not rest:
-        raise DecisionUnavailable(f"{name!r} is no {hint}")
+        article = "an" if hint[0] in "aeiou" else "a"
+        raise DecisionUnavailable(f"{name!r} is not {article} {hint}")
     return kind, rest
 
 
@@ -194,7 +195,7 @@ def _answer(status: int, raw: bytes) -> dict[str, Any]:
     if status != _OK:
         raise DecisionUnavailable(f"the sidecar answered HTTP {status}{_why(answer)}", status)
     if not isinstance(answer, dict):
-        raise DecisionUnavailable("the answer is no JSON object", status)
+        raise DecisionUnavailable("the answer is not a JSON object", status)
     return answer
 
 

@@ -96,7 +96,7 @@ def keeping_faults(loaded: LoadedSettings) -> Iterator[Fault]:
         ground = next(path for path in (folder.absolute(), *folder.absolute().parents) if os.path.lexists(path))
         if not ground.is_dir():
             hint = "the sidecar creates this folder: move the file with this name, or correct the path"
-            yield loaded.document.fault(loc, f"{ground} is no folder", "S116", hint)
+            yield loaded.document.fault(loc, f"{ground} is not a folder", "S116", hint)
         elif not os.access(ground, os.W_OK | os.X_OK):
             hint = "give it to the user of the sidecar, mount it writable, or correct the path"
             message = f"{ground} cannot be written by user {os.geteuid()}"
@@ -105,7 +105,7 @@ def keeping_faults(loaded: LoadedSettings) -> Iterator[Fault]:
     written = named.audit_path, named.evidence_path, named.audit_key_path, named.checkpoint_key_path
     for path in (*written, *(part / LEDGER_FILE for part in named.parts)):
         if os.path.lexists(path) and not path.is_file():
-            yield fault_in(path, "is no file", code="S116", hint="move the folder with this name")
+            yield fault_in(path, "is not a file", code="S116", hint="move the folder with this name")
 
 
 def check_keeping(loaded: LoadedSettings) -> None:

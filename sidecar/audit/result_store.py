@@ -152,7 +152,7 @@ class ResultFile:
         self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
         try:
             if not stat.S_ISREG(os.fstat(self._file).st_mode):
-                raise OSError("the file for evidence is no regular file")
+                raise OSError("the file for evidence is not a regular file")
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             size = os.fstat(self._file).st_size
             self._size = _whole_bytes(self._file, size)
@@ -187,7 +187,7 @@ def _whole_bytes(descriptor: int, size: int) -> int:
     tail = os.pread(descriptor, reach, size - reach)
     newline = tail.rfind(b"\n")
     if newline < 0 and (reach < size or not tail.startswith(b"{"[: len(tail)])):
-        raise OSError("the file for evidence ends in what is no record")
+        raise OSError("the file for evidence ends with a line that is not a record")
     return size - len(tail) + newline + 1
 
 

@@ -108,7 +108,7 @@ def check_object(text: str, option: str) -> None:
     """Raises BadParameter for a text that is not an object of rules."""
     if not _OBJECT.fullmatch(text):
         hint = "write tool:<server>/<tool>, prompt:<server>/<name>, resource:<server>/<uri> or nhi:<name>"
-        raise click.BadParameter(f"{text!r} is no object: {hint}", param_hint=option)
+        raise click.BadParameter(f"{text!r} is not an object: {hint}", param_hint=option)
 
 
 def json_object(text: str, option: str) -> dict[str, Any]:
@@ -118,5 +118,5 @@ def json_object(text: str, option: str) -> dict[str, Any]:
     except orjson.JSONDecodeError as error:
         raise click.BadParameter(f"this is not JSON: {error}", param_hint=option) from None
     if not isinstance(value, dict):
-        raise click.BadParameter('this is no JSON object, such as {"repo": "acme/site"}', param_hint=option)
+        raise click.BadParameter('this is not a JSON object, such as {"repo": "acme/site"}', param_hint=option)
     return value

@@ -93,7 +93,7 @@ def _write(line: bytes) -> None:
 def _header(text: str) -> tuple[str, str]:
     found = _HEADER.fullmatch(text)
     if found is None:
-        raise click.BadParameter(f"{text.partition('=')[0]!r} is no header: write NAME=VALUE", param_hint="--header")
+        raise click.BadParameter(f"{text.partition('=')[0]!r} is not a header: write NAME=VALUE", param_hint="--header")
     missing = [name for name in _REFERENCE.findall(found[2]) if name not in os.environ]
     if missing:
         raise click.BadParameter(f"the variable {missing[0]} is not set", param_hint="--header")

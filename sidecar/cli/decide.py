@@ -51,7 +51,7 @@ def decide(config: Path, as_json: bool, url: str, key_path: Path | None, **given
     Exits with 0 if the call is allowed, 1 if it is denied or there is no decision."""
     for option, name in (("--as", given["caller"]), ("--via", given["via"] or given["caller"])):
         if not is_caller(name):
-            raise click.BadParameter(f"{name!r} is no principal: write user:<id> or nhi:<id>", param_hint=option)
+            raise click.BadParameter(f"{name!r} is not a principal: write user:<id> or nhi:<id>", param_hint=option)
     check_object(given["obj"], "--calls")
     arguments = json_object(given["arguments"], "--args")
     question = Question(given["caller"], given["obj"], arguments, given["action"], given["via"], charge=given["charge"])

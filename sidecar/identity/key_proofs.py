@@ -117,7 +117,7 @@ def _claims(proof: str, key: str) -> dict[str, Any]:
     algorithm, jwk = header.get("alg"), header.get("jwk")
     public = public_key_from(jwk) if isinstance(jwk, dict) else None
     if header.get("typ") != TYP or algorithm not in ALGORITHMS or public is None:
-        raise bad_credential("the proof is no DPoP proof", CredentialFault.MALFORMED)
+        raise bad_credential("the proof is not a DPoP proof", CredentialFault.MALFORMED)
     if not VerificationKey("", "", public).fits(algorithm) or not _same(thumbprint(public), key):
         raise bad_credential("the proof is by another key than the token's", CredentialFault.PROOF)
     try:

@@ -237,7 +237,7 @@ class _Proposing:
         """Returns the entries for subjects. Those for domains remove the namespace from a name: `user:d1/alice` is
         alice."""
         self.notes.append(f"{PLANNER}, the caller at the local listener, is {subject} in this policy")
-        self.why["subjects"] = f"who {PLANNER} is was assumed: the first subject of the rows that is no role"
+        self.why["subjects"] = f"who {PLANNER} is was assumed: the first subject of the rows that is not a role"
         domains = self.program.column("dom") if self.program.asks("dom") else []
         plain = list(filter(_NAMESPACE.fullmatch, domains))[:MAX_DOMAINS]
         return {PLANNER: subject, **{f"user:{name}/*": "*" for name in plain}, "user:*": "*"}

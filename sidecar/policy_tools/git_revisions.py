@@ -142,7 +142,7 @@ class _GitReader:
         described, _, path = entry.partition("\t")
         mode, _, digest, size = described.split()
         if mode not in _FILE_MODES:
-            _refuse(self._name, f"{path} is no regular file in this revision", "links are not followed out of git")
+            _refuse(self._name, f"{path} is not a regular file in this revision", "links are not followed out of git")
         return _Blob(_inside(path, self._name), digest, int(size))
 
     async def contents(self, blobs: Sequence[_Blob]) -> list[tuple[_Blob, bytes]]:

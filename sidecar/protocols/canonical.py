@@ -74,7 +74,7 @@ def _write(value: object, out: list[bytes], depth: int) -> None:
 
 def _write_object(value: Mapping[Any, object], out: list[bytes], depth: int) -> None:
     if not all(isinstance(key, str) for key in value):
-        raise rfc8785.CanonicalizationError("a key that is no string")
+        raise rfc8785.CanonicalizationError("a key that is not a string")
     before = b"{"
     for key in sorted(value, key=lambda key: key.encode("utf-16-be")):
         out += (before, orjson.dumps(key), b":")

@@ -55,7 +55,7 @@ def parse_address(text: str, folder: Path | None = None) -> ListenAddress | Unix
     if int(found["port"]) > 65535:
         reject("a port is at most 65535")
     if not _is_host(host, v6=found["v6"] is not None):
-        reject(f'"{host}" is no host')
+        reject(f'"{host}" is not a host')
     return ListenAddress(host, int(found["port"]))
 
 

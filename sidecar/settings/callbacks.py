@@ -55,9 +55,9 @@ def _host(host: str) -> str:
         try:
             return str(ip_address(host.strip("[]")))
         except ValueError:
-            reject(f'"{host}" is no address', hint=_HINT)
+            reject(f'"{host}" is not an address', hint=_HINT)
     if not is_host_name(name):
-        reject(f'"{host}" is no host', hint=_HINT)
+        reject(f'"{host}" is not a host', hint=_HINT)
     return host
 
 

@@ -161,7 +161,7 @@ def _named_proxy(text: str) -> NamedProxy:
     try:
         parts = urlsplit(text if "://" in text else f"http://{text}")
     except ValueError:
-        reject("this is no URL", CODE)
+        reject("this is not a URL", CODE)
     login, at, place = parts.netloc.rpartition("@")
     url = _proxy_url(urlunsplit((parts.scheme, place, parts.path, parts.query, parts.fragment)))
     return NamedProxy(url, unquote(login) if at else "")

@@ -30,7 +30,7 @@ def test_arguments_are_tried_without_a_new_page_and_stand_in_no_address(scene: S
     browser.find("#arguments").clear()
     browser.find("#arguments").send_keys("[1]")
     browser.find("form.fields button").click()
-    browser.until(lambda: "no JSON object" in browser.text("#answer"))
+    browser.until(lambda: "not a JSON object" in browser.text("#answer"))
     assert browser.barriers() == [] and len(scene.github.calls()) == before
     scene.go_on()
 

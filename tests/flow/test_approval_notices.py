@@ -176,7 +176,7 @@ async def test_what_others_wrote_stays_text_in_a_message(tmp_path: Path) -> None
         ("{url: 'http://hooks.acme.example/x'}", "{allow: ['*']}", "S197", "its scheme is not allowed"),
         ("{url: 'https://10.0.0.1/x'}", "{allow: ['*']}", "S197", "10.0.0.1 is not public"),
         ("{url_path: hook}", "{allow: [hooks.slack.com]}", "S197", "callbacks.allow does not name its host"),
-        ("{url_path: nothing}", "{allow: ['*']}", "S116", "is no file"),
+        ("{url_path: nothing}", "{allow: ['*']}", "S116", "is not a file"),
         ("{url_path: hook, url: 'https://hooks.acme.example/x'}", "{allow: ['*']}", "S197", "exactly one of"),
         ("{}", "{allow: ['*']}", "S197", "exactly one of"),
         ("{url: 'https://hooks.acme.example/x', format: teams}", "{allow: ['*']}", "Y104", "teams"),

@@ -138,9 +138,9 @@ async def answering(answer: Any, *, status: int = 200, after_s: float = 0.0) -> 
         ({"decision": "true"}, 200, "no decision"),
         ({"decision": 1}, 200, "no decision"),
         ({}, 200, "no decision"),
-        ([], 200, "no JSON object"),
-        (b"<html>", 200, "no JSON object"),
-        (b"[" * 100_000, 200, "no JSON object"),
+        ([], 200, "not a JSON object"),
+        (b"<html>", 200, "not a JSON object"),
+        (b"[" * 100_000, 200, "not a JSON object"),
         (b'"' + b"a" * 5_000_000, 200, "more than"),
         ({"decision": True}, 201, "HTTP 201"),
         ({"decision": True}, 302, "HTTP 302"),
@@ -181,11 +181,11 @@ async def test_what_cannot_be_reached_is_an_error(url: str) -> None:
 @pytest.mark.parametrize(
     ("wrong", "told"),
     [
-        ({"caller": "alice"}, "'alice' is no caller"),
-        ({"object": "github"}, "'github' is no object"),
-        ({"via": "user:bob"}, "'user:bob' is no agent"),
-        ({"arguments": {"at": float("nan")}}, "no JSON"),
-        ({"arguments": {"at": object()}}, "no JSON"),
+        ({"caller": "alice"}, "'alice' is not a caller"),
+        ({"object": "github"}, "'github' is not an object"),
+        ({"via": "user:bob"}, "'user:bob' is not an agent"),
+        ({"arguments": {"at": float("nan")}}, "not JSON"),
+        ({"arguments": {"at": object()}}, "not JSON"),
     ],
 )
 async def test_a_question_that_cannot_be_asked_is_an_error(wrong: Mapping[str, Any], told: str) -> None:

@@ -327,7 +327,7 @@ async def test_keys_cannot_be_tried_without_end(tmp_path: Path) -> None:
     async with browsed(tmp_path) as (running, browser):
         for _ in range(ATTEMPTS_PER_PEER):
             status, page, _ = await browser.log_in("guess")
-            assert status == 401 and "This is no key" in page and "guess" not in page
+            assert status == 401 and "This is not a key" in page and "guess" not in page
         assert (await browser.log_in(PDP))[0] == 429
         status, page, headers = await browser.log_in()  # not even the right one
         assert status == 429 and 0 < int(headers["Retry-After"]) <= 61 and not browser.cookies

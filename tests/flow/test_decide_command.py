@@ -60,10 +60,10 @@ async def test_it_asks_another_sidecar_with_a_key_and_prints_json(tmp_path: Path
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (("--as", "alice", "--calls", SEARCH), "'alice' is no principal"),
-        (("--as", "user:alice", "--via", "planner", "--calls", SEARCH), "'planner' is no principal"),
-        (("--as", "user:alice", "--calls", "github/search"), "'github/search' is no object"),
-        (("--as", "user:alice", "--calls", SEARCH, "--args", "[]"), "this is no JSON object"),
+        (("--as", "alice", "--calls", SEARCH), "'alice' is not a principal"),
+        (("--as", "user:alice", "--via", "planner", "--calls", SEARCH), "'planner' is not a principal"),
+        (("--as", "user:alice", "--calls", "github/search"), "'github/search' is not an object"),
+        (("--as", "user:alice", "--calls", SEARCH, "--args", "[]"), "this is not a JSON object"),
     ],
 )
 def test_wrong_words_are_wrong_usage(words: tuple[str, ...], told: str) -> None:

@@ -304,13 +304,13 @@ ODD: dict[str, tuple[str, list[Any], list[dict[str, str]]]] = {
         [
             *(told_of("tool", name, NAMELESS) for name in NAMES.values()),
             told_of("tool", "bad", "/$ref leads out of the schema: 'http://elsewhere.example/'"),
-            told_of("tool", "", "it is no object, or has too many members"),
+            told_of("tool", "", "it is not an object, or has too many members"),
         ],
     ),
     "prompts/list": (
         "prompts",
         [{"name": "a b"}, {"title": "no name"}],
-        [told_of("prompt", "a b", NAMELESS), told_of("prompt", "", "its name is no string")],
+        [told_of("prompt", "a b", NAMELESS), told_of("prompt", "", "its name is not a string")],
     ),
     "resources/list": (
         "resources",

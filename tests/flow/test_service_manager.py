@@ -99,7 +99,7 @@ def test_sockets_are_found_by_the_address_that_settings_say() -> None:
         assert passed.take(parse_address("a.example:1")) is None
         assert passed.close() == (f"descriptor {first + 2}, which is not a stream socket",)
         assert InheritedSockets(environ, 8, first).close() == (), "they are another process's"
-        with pytest.raises(OSError, match=f"says 3 sockets, and descriptor {first} is none"):
+        with pytest.raises(OSError, match=f"names 3 sockets, and descriptor {first} is not a socket"):
             InheritedSockets(environ, 7, first)
         with pytest.raises(OSError, match="at most 64"):
             InheritedSockets({"LISTEN_FDS": "65"}, 7, first)

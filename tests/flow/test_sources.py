@@ -213,7 +213,7 @@ async def test_a_git_ref_serves_and_its_next_commit_takes_its_place(repo: Path, 
         assert await may(world, "delete_repo")
         (repo / "p" / "policies" / "link.csv").symlink_to("/etc/passwd")
         commit(repo, MORE)
-        await until(lambda: any("no regular file" in one for one in world.app.follower.trouble))
+        await until(lambda: any("not a regular file" in one for one in world.app.follower.trouble))
         assert await may(world, "delete_repo")
 
 

@@ -302,7 +302,7 @@ class Console:
         return response
 
     async def _login_page(self, next_path: str, status: int = 200, wait_s: float = 0.0) -> web.Response:
-        told = {200: "", 401: "This is no key of an operator or a viewer.", 429: "Too many attempts failed."}[status]
+        told = {200: "", 401: "This is not a key of an operator or a viewer.", 429: "Too many attempts failed."}[status]
         host = "" if self.oidc is None else self.oidc.host
         data = {
             "next": next_path,

@@ -248,7 +248,7 @@ class OidcLogins:
         try:
             person = self.live().identity.person(self.settings.issuer, claims.values)
         except Refusal as refusal:
-            log.warning("a person who logged in is no principal", extra={"why": refusal.detail})
+            log.warning("a person who logged in is not a principal", extra={"why": refusal.detail})
             person = None
         return LoggedIn(f"oidc:{name}", role, person, next_path)
 

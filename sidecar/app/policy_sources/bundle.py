@@ -183,7 +183,7 @@ def _manifest(raw: bytes) -> Manifest:
     except (ValueError, KeyError, TypeError, AttributeError):
         raise BadArchive(f"{MANIFEST} is none") from None
     if type(found.version) is not int or not 0 < found.version <= MAX_NUMBER:
-        raise BadArchive("its version is no number from 1 on")
+        raise BadArchive("its version is not a positive number")
     if not any(path.startswith("policies/") and entry.size for path, entry in files.items()):
         raise BadArchive("it has no rules")
     for path in files:

@@ -81,7 +81,7 @@ def members(archive: IO[bytes], *, by_git: bool = False) -> Iterator[TarMember]:
             empty[name.rstrip("/")] = None
             continue
         if kind not in _REGULAR:
-            raise BadArchive(f"{name[:128]!r} is no regular file")
+            raise BadArchive(f"{name[:128]!r} is not a regular file")
         total += size
         if size > MAX_FILE_BYTES or total > MAX_BYTES:
             raise BadArchive(f"it has more than {MAX_BYTES // 2**20} MiB, or one file of too many")
@@ -158,7 +158,7 @@ def _is_hidden(name: str) -> bool:
 
 def _header(raw: bytes) -> tuple[str, int, bytes]:
     if raw[257:263] != b"ustar\0":
-        raise BadArchive("it is no tar archive of the POSIX kind")
+        raise BadArchive("it is not a tar archive of the POSIX kind")
     if _octal(raw[148:156]) != sum(raw[:148]) + 8 * 32 + sum(raw[156:]):
         raise BadArchive("a header of it is damaged")
     name, prefix = _text(raw[:100]), _text(raw[345:500])

@@ -58,7 +58,7 @@ def prove(
     try:
         digest = Digests(key, namespace).args_hash(action, object_, given)
     except Refusal as refusal:
-        raise click.BadParameter(refusal.detail or "these are no arguments", param_hint="--args") from None
+        raise click.BadParameter(refusal.detail or "these are not arguments", param_hint="--args") from None
     fits = digest == record.get("args_hash")
     seq, timestamp, agent_id, recorded = (record.get(name) for name in ("seq", "timestamp", "agent_id", "args_hash"))
     if as_json:
@@ -84,7 +84,7 @@ def _arguments(text: str) -> dict[str, Any]:
     except Refusal as refusal:
         raise click.BadParameter(f"this is not JSON: {refusal.detail}", param_hint="--args") from None
     if not isinstance(value, dict):
-        raise click.BadParameter('this is no JSON object, such as {"repo": "acme/site"}', param_hint="--args")
+        raise click.BadParameter('this is not a JSON object, such as {"repo": "acme/site"}', param_hint="--args")
     return value
 
 

@@ -138,7 +138,7 @@ def _records(found: Iterable[bytes], wanted: RecordFilter) -> Iterator[dict[str,
         elif wanted.wants(record):
             yield record
     if unreadable:
-        click.echo(f"{unreadable} lines are no records; run `sidecar audit verify`", err=True)
+        click.echo(f"{unreadable} lines are not records; run `sidecar audit verify`", err=True)
 
 
 def _show_kept(paths: tuple[Path, ...], wanted: RecordFilter, files: list[Path], as_json: bool, colour: bool) -> None:

@@ -124,13 +124,13 @@ def _chain(given: Mapping[str, Any]) -> tuple[Principal, ...]:
     for name in names:
         if name != ANONYMOUS and not is_caller(name):
             raise click.BadParameter(
-                f"{name!r} is no principal: write user:<id>, nhi:<id> or anonymous", param_hint="--as"
+                f"{name!r} is not a principal: write user:<id>, nhi:<id> or anonymous", param_hint="--as"
             )
     known = [*names, *_listed(given["approved_by"])]
     roles, scopes = _grants(given["roles"], "--roles", known), _grants(given["scopes"], "--scopes", names)
     for role in {role for granted in roles.values() for role in granted}:
         if not role.startswith("role:"):
-            raise click.BadParameter(f"{role!r} is no role: write role:<name>", param_hint="--roles")
+            raise click.BadParameter(f"{role!r} is not a role: write role:<name>", param_hint="--roles")
     none: frozenset[str] = frozenset()
     return tuple(Principal(name, "", roles.get(name, none), scopes.get(name, none)) for name in names)
 

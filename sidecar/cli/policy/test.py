@@ -116,7 +116,7 @@ def wanted_by(pattern: str | None) -> Callable[[PolicyTest], bool]:
         try:
             expression = re.compile(pattern[1:-1])
         except re.error as error:
-            raise click.UsageError(f"--filter {pattern} is no regular expression: {error}") from None
+            raise click.UsageError(f"--filter {pattern} is not a regular expression: {error}") from None
         return lambda test: expression.search(_full_name(test)) is not None
     written = pattern.casefold()
     fitting = written if "*" in written else f"*{written}*"

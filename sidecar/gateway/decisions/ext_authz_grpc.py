@@ -87,7 +87,7 @@ def read_check(point: DecisionPoint, message: bytes) -> Check:
     try:
         attributes = CheckRequest.FromString(message).attributes
     except DecodeError:
-        raise ValueError("the message is no CheckRequest") from None
+        raise ValueError("the message is not a CheckRequest") from None
     http, source, extensions = attributes.request.http, attributes.source, attributes.context_extensions
     if not http.method or not http.path:
         raise ValueError("attributes.request.http has no method or no path")

@@ -44,7 +44,7 @@ NO_PRINCIPAL = "names no principal: write user:<id> or nhi:<id>"
 NO_OBJECT = "names no server, or no tool of one"
 _UNTOLD = "other replicas do not know of it yet: the store does not answer. They learn of it when it does"
 _FORGED = (
-    "a writer that is no sidecar put it into the store; stop all replicas, and remove it there and from disabled.json"
+    "a writer that is not a sidecar put it into the store; stop all replicas, then remove it there and in disabled.json"
 )
 
 

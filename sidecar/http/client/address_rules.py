@@ -43,7 +43,7 @@ class AddressRules:
         try:
             address = ip_address(text)
         except ValueError:
-            return f"{text!r} is no address"
+            return f"{text!r} is not an address"
         if isinstance(address, IPv6Address) and address.scope_id is not None:
             return f"{text} is an address of one wire of this machine"
         return next(filter(None, map(self._objection, _meant_by(address))), "")

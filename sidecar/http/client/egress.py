@@ -100,4 +100,4 @@ def _check_system_trust(environ: Mapping[str, str]) -> None:
     named = environ.get("SSL_CERT_FILE", "")
     if named and not Path(named).is_file():
         hint = "correct the path, or unset it"
-        raise SettingsError([fault_in("env SSL_CERT_FILE", f"{named} is no file", code=CODE, hint=hint)])
+        raise SettingsError([fault_in("env SSL_CERT_FILE", f"{named} is not a file", code=CODE, hint=hint)])

@@ -178,7 +178,7 @@ def allowed_origin(url: str, rules: CallbackSettings) -> TargetOrigin:
     try:
         origin = parse_strictly(url)
     except ValueError as error:
-        raise NotAllowed(str(error), "it is no plain URL") from None
+        raise NotAllowed(str(error), "it is not a plain URL") from None
     if origin.scheme not in rules.schemes:
         raise NotAllowed(f"callbacks are sent over {' or '.join(rules.schemes)} only", "its scheme is not allowed")
     if not any(place.holds(origin.host, origin.port, OWN_PORTS[origin.scheme]) for place in rules.allow):

@@ -111,7 +111,7 @@ def _host(text: str) -> str:
         if text.replace(".", "").isdigit():
             return str(IPv4Address(text))
     except AddressValueError:
-        raise ValueError("the URL's host is no IP address in its usual form") from None
+        raise ValueError("the URL's host is not an IP address in its usual form") from None
     if not _NAME.fullmatch(text):
         raise ValueError("the URL's host is neither a name nor an IP address")
     return text

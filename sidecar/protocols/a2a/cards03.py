@@ -168,12 +168,12 @@ def _requirements_10(security: list[Json], at: str) -> list[Json]:
 def _scheme_10(scheme: Read, at: str) -> Json:
     member, needed = _SCHEMES.get(scheme.get("type", ""), ("", ()))
     if not member:
-        raise UnreadableMessage(f"{at}/type", "is no type of a security scheme")
+        raise UnreadableMessage(f"{at}/type", "is not a type of a security scheme")
     for name in needed:
         if name not in scheme:
             raise UnreadableMessage(f"{at}/{name}", "is missing")
     if member == "apiKeySecurityScheme" and scheme["in"] not in _LOCATIONS:
-        raise UnreadableMessage(f"{at}/in", "is no place for a key")
+        raise UnreadableMessage(f"{at}/in", "is not a place for a key")
     flows = _flow_10(scheme["flows"], f"{at}/flows") if member == "oauth2SecurityScheme" else None
     return {member: {**scheme, "location": scheme.get("in"), "flows": flows}}
 
@@ -243,7 +243,7 @@ def _scheme_03(scheme: Read, at: str) -> Json:
         if type_ == "apiKey":
             said["in"] = said.pop("location", "")
             if said["in"] not in _LOCATIONS:
-                raise UnreadableMessage(f"{at}/{member}/location", "is no place for a key")
+                raise UnreadableMessage(f"{at}/{member}/location", "is not a place for a key")
         if type_ == "oauth2":
             said["flows"] = {
                 name: {

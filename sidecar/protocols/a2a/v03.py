@@ -423,7 +423,7 @@ class JsonForm(_Form03):
         for one in among:
             if kind == self._kinds[one.name] if kind is not None else one is self._without_kind(given):
                 return one
-        raise UnreadableMessage("/kind", "is no kind of result that belongs here")
+        raise UnreadableMessage("/kind", "is not a kind of result that belongs here")
 
     def _without_kind(self, given: Mapping[str, object]) -> V03Object | None:
         """The first type whose required members an object without `kind` has; None if there is none."""

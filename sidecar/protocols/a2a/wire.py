@@ -68,7 +68,7 @@ class ProtobufWire:
             given = MessageToDict(message)
         except (DecodeError, NotJsonError, ValueError, RecursionError):
             # Invalid bytes, or values that JSON cannot express: an infinite number, a time without a year.
-            raise UnreadableMessage("", f"is no {name}") from None
+            raise UnreadableMessage("", f"is not a {name}") from None
         if _is_deeper(given, max_depth):
             raise UnreadableMessage("", "is nested too deep")
         return self._schema.read(name, given)

@@ -181,13 +181,13 @@ _NAMED_BY: Mapping[str, str] = {"resources": "uri", "resourceTemplates": "uriTem
 def fault_in_entry(member: str, entry: object) -> str:
     """The reason why no call can name this entry of the list `member` of LISTS; "" if one can."""
     if not isinstance(entry, dict) or len(entry) > MAX_MEMBERS:
-        return "it is no object, or has too many members"
+        return "it is not an object, or has too many members"
     if _has_variant(entry, _JUDGED_IN_ENTRY):
         return "it has a key that differs from name, uri or uriTemplate only in case"
     key = _NAMED_BY.get(member, "name")
     name = entry.get(key)
     if not isinstance(name, str):
-        return f"its {key} is no string"
+        return f"its {key} is not a string"
     if key == "name":
         return "" if NAME.match(name) else f"its name is not {NAME_GRAMMAR}"
     fault = fault_in_uri(name)

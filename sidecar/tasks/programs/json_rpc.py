@@ -115,7 +115,7 @@ class RpcDialogue:
         try:
             message = message_from(parse_json(line, max_keys=MAX_ANSWER_KEYS, max_values=MAX_ANSWER_VALUES))
         except Refusal as refusal:
-            raise DialogueBroken(f"it wrote a line that is no JSON-RPC message: {refusal.detail}") from None
+            raise DialogueBroken(f"it wrote a line that is not a JSON-RPC message: {refusal.detail}") from None
         match message:
             case Request(id=number, method=method, params=params):
                 self._count(_size(params))
@@ -158,7 +158,7 @@ class RpcDialogue:
         for one in heard:
             self._number(one)
         if self._has_output and any(isinstance(one, TurnAnswer) and one.alone for one in heard):
-            raise DialogueBroken("it answered with a message, which is no task, and had begun one")
+            raise DialogueBroken("it answered with a message, which is not a task, and had begun one")
         self._end_turn()
         yield from heard
 
@@ -180,7 +180,7 @@ class RpcDialogue:
     def _forgive(self, something: bool = True) -> None:
         self._noise += something
         if self._noise > MAX_NOISE:
-            raise DialogueBroken(f"it wrote more than {MAX_NOISE} lines that are no part of an answer")
+            raise DialogueBroken(f"it wrote more than {MAX_NOISE} lines that are not part of an answer")
 
 
 def _params(order: ProgramOrder) -> dict[str, Any]:

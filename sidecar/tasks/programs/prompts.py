@@ -79,7 +79,7 @@ class _Reading:
             return
         taken = self._definition.a2a.capabilities.supported_content_types
         if not any(glob(type_, pattern.lower()) for pattern in taken):
-            problem = f"is no content that this agent takes, which are {', '.join(taken)}"
+            problem = f"is not accepted by this agent, which accepts {', '.join(taken)}"
             raise _UnsaidError(f"{at}/mediaType", problem, "CONTENT_TYPE_NOT_SUPPORTED")
 
     def _data(self, data: Any, at: str) -> None:
@@ -137,7 +137,7 @@ def _check(text: str, definition: CliAgent) -> None:
     if "\0" in text:
         raise _UnsaidError(at, "hold a NUL character, which no program can receive")
     if _HALF.search(text):
-        raise _UnsaidError(at, "hold half of a character, which is no text")
+        raise _UnsaidError(at, "hold half of a character, which is not text")
     if not is_sayable(text, definition):
         raise _UnsaidError(at, "say several lines, and to this agent a line is a message of its own")
     if definition.patterns.input != "args":
@@ -188,7 +188,7 @@ def _text_of(raw: str, at: str) -> str:
     try:
         return base64.b64decode(raw).decode("utf-8")
     except ValueError:
-        raise _UnsaidError(at, "is no text in UTF-8", "CONTENT_TYPE_NOT_SUPPORTED") from None
+        raise _UnsaidError(at, "is not text in UTF-8", "CONTENT_TYPE_NOT_SUPPORTED") from None
 
 
 def _shown(name: str) -> str:

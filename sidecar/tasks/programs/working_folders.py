@@ -48,7 +48,7 @@ class WorkingFolder:
         try:
             found = os.fstat(fd)
             if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1:
-                raise UnreadableFolder("its output file is no plain file")
+                raise UnreadableFolder("its output file is not a plain file")
             with os.fdopen(fd, "rb", closefd=False) as file:
                 content = file.read(max_bytes + 1)
         except OSError as error:

@@ -157,9 +157,9 @@ def _granted(status: int, said: Mapping[str, Any]) -> GrantedToken:
     if not isinstance(token, str) or len(token) > MAX_TOKEN_CHARS or not _TOKEN.fullmatch(token):
         raise _failed("its token endpoint gave no token")
     if not isinstance(kind, str) or kind.lower() != "bearer":
-        raise _failed("its token endpoint gave a token that is no bearer token")
+        raise _failed("its token endpoint gave a token that is not a bearer token")
     if said.get("issued_token_type", _TYPES[0]) not in _TYPES:  # RFC 8693 2.2.1: ID tokens are not for servers
-        raise _failed("its token endpoint gave a token that is no access token")
+        raise _failed("its token endpoint gave a token that is not an access token")
     life_s = _life_s(said.get("expires_in"))
     if life_s <= 0:
         raise _failed("its token endpoint gave a token that has expired")

@@ -332,7 +332,7 @@ class _Survey:
             else:
                 raise SchemaRefused(f"{_place(at)} leads nowhere: {reference[:100]!r}")
         if not isinstance(node, dict | bool):
-            raise SchemaRefused(f"{_place(at)} leads to what is no schema: {reference[:100]!r}")
+            raise SchemaRefused(f"{_place(at)} leads to something that is not a schema: {reference[:100]!r}")
         return node
 
     def _anchored(self, name: str, at: str, where: str) -> dict[str, Any]:
@@ -376,7 +376,7 @@ def _refuse_size(schema: dict[str, Any]) -> None:
     try:
         size = len(orjson.dumps(schema))
     except TypeError:  # nested too deep for orjson, or an integer beyond 64 bits
-        raise SchemaRefused("the schema is no plain JSON, or nested too deeply") from None
+        raise SchemaRefused("the schema is not plain JSON, or nested too deeply") from None
     if size > MAX_SCHEMA_BYTES:
         raise SchemaRefused(f"the schema has {size} bytes, more than {MAX_SCHEMA_BYTES}")
 
@@ -424,7 +424,7 @@ def _no_retrieval(uri: str) -> Any:
 def _why_uncompiled(error: Exception) -> str:
     path = _pointer(getattr(error, "instance_path", []))
     if path.endswith("/pattern") or "patternProperties" in path:
-        return f"{path} is no pattern of the linear-time kind, or too large: no look-around, no back-references"
+        return f"{path} is not a pattern of the linear-time kind, or too large: no look-around, no back-references"
     return f"{path or '/'} cannot be compiled"
 
 

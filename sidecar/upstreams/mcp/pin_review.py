@@ -88,7 +88,7 @@ def approved(
             known = one.tool.definition
             pins[one.name] = Pin(known.digest, known.members, definition, at, by)
         else:
-            unfit[one.name] = one.tool.quarantine_reason or "it is no plain JSON"
+            unfit[one.name] = one.tool.quarantine_reason or "it is not plain JSON"
     return pins, unfit
 
 

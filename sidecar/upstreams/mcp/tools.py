@@ -78,7 +78,7 @@ def _tool_from(name: str, schema: object, output: object, known: Tool | None) ->
     try:
         digest = blake2b(orjson.dumps([schema, output]), digest_size=16).digest()
     except TypeError:
-        return Tool(name, None, "the schema is no plain JSON, or nested too deeply")
+        return Tool(name, None, "the schema is not plain JSON, or nested too deeply")
     # Bytes are compared, not values: to Python 1, 1.0 and True are the same schema.
     if known is not None and known.digest == digest:
         return known
@@ -122,7 +122,7 @@ def _collect(node: Any, path: tuple[str, ...], found: dict[str, tuple[str, ...]]
     if header is not None:
         mirrored = isinstance(kind, str) and kind in _MIRRORED_TYPES
         if not mirrored or not isinstance(header, str) or not _HEADER_TOKEN.fullmatch(header):
-            raise SchemaRefused(f"{HEADER_KEYWORD} is no header name, or not on a string, integer or boolean")
+            raise SchemaRefused(f"{HEADER_KEYWORD} is not a header name, or not on a string, integer or boolean")
         found[header] = path
     properties = node.get("properties")
     if isinstance(properties, dict):

@@ -138,7 +138,7 @@ def test_show_goes_past_garbage_and_says_so(path: Path) -> None:
     path.write_bytes(b"garbage\n[1]\n" + path.read_bytes())
     result = run("show", path)
     assert result.exit_code == 0
-    assert "2 lines are no records" in result.stderr
+    assert "2 lines are not records" in result.stderr
     assert len(result.stdout.splitlines()) == 14
 
 

@@ -171,7 +171,7 @@ def test_outside_of_a_repository_there_are_no_revisions(tmp_path: Path, monkeypa
 def test_a_link_and_a_revision_that_is_too_large_are_refused(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (repository / "policies" / "roles.csv").symlink_to("/etc/passwd")
     commit()
-    assert "policies/roles.csv is no regular file" in run("HEAD", "HEAD~1").stderr
+    assert "policies/roles.csv is not a regular file" in run("HEAD", "HEAD~1").stderr
     monkeypatch.setattr(git_revisions, "MAX_BYTES", 10)
     assert (run("HEAD~1", "HEAD~2").exit_code, "more than" in run("HEAD~1", "HEAD~2").stderr) == (3, True)
 

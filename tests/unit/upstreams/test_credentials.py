@@ -133,9 +133,12 @@ LIES: list[tuple[dict[str, Any], str]] = [
     ({"media": "text/html"}, "gave no token"),
     ({"answer": []}, "gave no token"),
     *(({"answer": {**TOKEN, "access_token": odd}}, "gave no token") for odd in (7, "a\r\nX: b", "", "a" * 16_385)),
-    ({"answer": {**TOKEN, "token_type": "DPoP"}}, "that is no bearer token"),
-    ({"answer": {"access_token": "a"}}, "that is no bearer token"),
-    *(({"answer": {**TOKEN, "issued_token_type": odd}}, "that is no access token") for odd in ("urn:x:id_token", [])),
+    ({"answer": {**TOKEN, "token_type": "DPoP"}}, "that is not a bearer token"),
+    ({"answer": {"access_token": "a"}}, "that is not a bearer token"),
+    *(
+        ({"answer": {**TOKEN, "issued_token_type": odd}}, "that is not an access token")
+        for odd in ("urn:x:id_token", [])
+    ),
     *(({"expires_in": over}, "a token that has expired") for over in (-5, 0, "0")),
     ({"status": 302, "headers": {"Location": "http://127.0.0.1:1/"}}, "answered HTTP 302"),
     ({"status": 401, "answer": {"error": "invalid_client"}}, "refuses the sidecar (invalid_client)"),

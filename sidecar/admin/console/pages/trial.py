@@ -98,11 +98,11 @@ class QuestionFields(NamedTuple):
             raise malformed(f"Caller: at most {MAX_CHAIN} principals")
         for name in names:
             if name != ANONYMOUS and not is_caller(name):
-                raise malformed(f"Caller: {name} is no principal: write user:<id>, nhi:<id> or anonymous")
+                raise malformed(f"Caller: {name} is not a principal: write user:<id>, nhi:<id> or anonymous")
         roles = _words(self.roles)
         for role in roles:
             if not role.startswith("role:"):
-                raise malformed(f"Roles: {role} is no role: write role:<name>")
+                raise malformed(f"Roles: {role} is not a role: write role:<name>")
         first = Principal(names[0], "", frozenset(roles), frozenset(_words(self.scopes)))
         return (first, *map(Principal, names[1:]))
 
@@ -219,5 +219,5 @@ def _json_object(name: str, text: str) -> dict[str, Any]:
     except orjson.JSONDecodeError as error:
         raise malformed(f"{name}: this is not JSON: {error}") from None
     if not isinstance(value, dict):
-        raise malformed(f'{name}: this is no JSON object, such as {{"repo": "acme/site"}}')
+        raise malformed(f'{name}: this is not a JSON object, such as {{"repo": "acme/site"}}')
     return value

@@ -306,7 +306,7 @@ def _check_headers(token: str, scheme: str, credentials: str) -> None:
         if value and (len(value) > MAX_SECRET_CHARS or not _VALUE.fullmatch(value)):
             raise jsonrpc.malformed(f"{name} is not one line of printable ASCII", jsonrpc.INVALID_PARAMS)
     if scheme and not _SCHEME.fullmatch(scheme):
-        raise jsonrpc.malformed("authentication.scheme is no HTTP authentication scheme", jsonrpc.INVALID_PARAMS)
+        raise jsonrpc.malformed("authentication.scheme is not an HTTP authentication scheme", jsonrpc.INVALID_PARAMS)
 
 
 def _proves(secret: str, token: str, authorization: str) -> bool:

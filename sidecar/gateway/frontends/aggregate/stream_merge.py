@@ -269,7 +269,7 @@ class StreamMerge:
                 if not told and event.message:
                     accepted = _accepted(event.message)
                     if accepted is None:
-                        raise Refusal(Reason.RESPONSE_REFUSED, "its first message is no acknowledgement")
+                        raise Refusal(Reason.RESPONSE_REFUSED, "its first message is not an acknowledgement")
                     told = True
                     await self._settle(name, accepted, None)
                     await self._acknowledged.wait()

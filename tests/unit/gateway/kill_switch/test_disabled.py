@@ -302,7 +302,7 @@ async def test_no_number_that_a_store_brings_is_too_high_to_disable_after_or_to_
     await switch.disable("nhi:a", reason="", until=None, by="operator")
     again = SwitchLedger.open(tmp_path / LEDGER_FILE)
     assert again.disabled.find("nhi:a", 2.0) and decode(encode(again.flips["nhi:a"])) == again.flips["nhi:a"]
-    with pytest.raises(SwitchError, match="a writer that is no sidecar"):
+    with pytest.raises(SwitchError, match="a writer that is not a sidecar"):
         await switch.enable("nhi:a", by="operator")
     await switch.disable("nhi:b", reason="", until=None, by="operator")
     assert SwitchLedger.open(tmp_path / LEDGER_FILE).disabled.find("nhi:b", 2.0)

@@ -369,7 +369,7 @@ def test_every_form_of_no_proxy(said: str) -> None:
         ({"HTTPS_PROXY": "http://[::1"}, "env HTTPS_PROXY: error[S137]: this is not a URL"),
         ({"ALL_PROXY": "http://p:1", "no_proxy": "a.test,b/c"}, "env no_proxy: error[S137]: this is not a host"),
         ({"ALL_PROXY": "http://p:1", "no_proxy": "a.test:99999"}, "env no_proxy: error[S137]: a port is at most"),
-        ({"SSL_CERT_FILE": "/nowhere/ca.pem"}, "env SSL_CERT_FILE: error[S137]: /nowhere/ca.pem is no file"),
+        ({"SSL_CERT_FILE": "/nowhere/ca.pem"}, "env SSL_CERT_FILE: error[S137]: /nowhere/ca.pem is not a file"),
     ],
 )
 def test_a_variable_that_cannot_be_followed_is_a_fault_that_names_it(environ: dict[str, str], message: str) -> None:

@@ -214,7 +214,7 @@ ENDS = [
     (LINES, "exit", {}, Failure(Category.AGENT, "exit code 3"), Exit(code=3)),
     (LINES, "die", {}, Failure(Category.TRANSIENT, "signal 11 (SIGSEGV)"), Exit(signal=11)),
     (RPC, "exit", JSON_RPC, Failure(Category.AGENT, "exit code 3"), Exit(code=3)),
-    (RPC, "break", JSON_RPC, Failure(Category.AGENT, "it wrote a line that is no JSON-RPC message"), None),
+    (RPC, "break", JSON_RPC, Failure(Category.AGENT, "it wrote a line that is not a JSON-RPC message"), None),
     (LINES, "mute", {}, Failure(Category.AGENT, "it closed its output before its answer"), None),
     (LINES, "flood", {}, Failure(Category.AGENT, "it said more than 1048576 bytes"), None),
 ]

@@ -171,7 +171,7 @@ def test_a_banner_and_unknown_notifications_and_blank_lines_are_forgiven() -> No
 
 
 def test_a_log_in_place_of_messages_is_not_forgiven() -> None:
-    with pytest.raises(DialogueBroken, match="lines that are no part of an answer"):
+    with pytest.raises(DialogueBroken, match="lines that are not part of an answer"):
         heard(b"DEBUG\n" * (MAX_NOISE + 1))
     assert heard(b"\n" * (MAX_NOISE + 1), line(id=1, result=None)) == [TurnAnswer()]
     with pytest.raises(DialogueBroken, match="more than 100000 bytes"):
