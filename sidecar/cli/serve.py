@@ -233,7 +233,7 @@ def _announce(app: Application) -> None:
         log.warning("a warning of the policy: %s", fault)
     for idle in idle_schedules(now.settings, now.engine, app.live.clock()):
         extra = {"schedule": idle.key, "principal": idle.principal, "agent": idle.agent}
-        log.warning("no rule lets a schedule call its agent", extra=extra)
+        log.warning("no rule allows a schedule to call its agent", extra=extra)
     for name, service in sorted(now.services.items()):
         credential = service.definition.credential
         if credential is not None and credential.passthrough:

@@ -61,7 +61,7 @@ def check_fits(
         who = acts_as(key, schedule)
         row = f"p, {who}, nhi:{schedule.agent}, message/send, -, -, -, allow"
         raise Refusal(
-            reason, f"no rule lets {who} send messages to {schedule.agent} (S181); write {row} in nhi_to_nhi.csv"
+            reason, f"no rule allows {who} to send messages to {schedule.agent} (S181); write {row} in nhi_to_nhi.csv"
         )
 
 
