@@ -13,7 +13,7 @@ import pytest
 from aiohttp import web
 
 from sidecar.admin.decisions import decisions_from
-from sidecar.gateway.approvals import ApprovalState
+from sidecar.gateway.approvals import ApprovalState, approvals as approvals_module
 from sidecar.gateway.approvals.approval_record import Approver
 from sidecar.gateway.decisions.point import Asking
 from sidecar.policy_tools.policy_location import in_folder
@@ -354,6 +354,24 @@ async def test_one_that_no_one_answers_expires_and_the_next_call_asks_anew(tmp_p
         assert told["error"]["data"]["reason"] == "approval-expired"
         assert (await running.call(TOOL, PATH))[1]["result"]["resultType"] == "input_required"
         assert [one["what"] for one in controls(running)] == ["approval-asked", "approval-expired", "approval-asked"]
+
+
+async def test_requests_that_are_withdrawn_take_a_bounded_memory_and_later_ones_expire_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(approvals_module, "MAX_DUE", 2)
+    async with asking(tmp_path) as running:
+        approvals = running.app.approvals
+        for _ in range(3):
+            await running.call(TOOL, PATH)
+            (one,), _ = await approvals.page(ApprovalState.WAITING, 1, 0)
+            await approvals.withdraw(one.name, one.caller)
+        await running.call(TOOL, PATH)
+        assert len(approvals._due) == 2
+        clock = approvals.clock
+        approvals.clock = lambda: clock() + 901
+        await approvals._sweep((ApprovalState.WAITING,))
+        assert [control["what"] for control in controls(running)][-1] == "approval-expired"
 
 
 async def test_a_refusal_stands_until_its_time_is_over(tmp_path: Path) -> None:

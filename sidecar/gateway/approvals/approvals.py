@@ -54,6 +54,7 @@ COUNT_EVERY_S: Final = 2.0
 SWEEP_EVERY_S: Final = 60.0  # for requests that another process left
 LOOK_EVERY_S: Final = 0.5  # for answers given at another replica, and for late requests
 PAGE: Final = 100
+MAX_DUE: Final = 10_000  # requests that expire on time; others expire with the next sweep
 _SWEPT: Final = (ApprovalState.WAITING, ApprovalState.APPROVED, ApprovalState.REFUSED)
 
 Outcome = Literal["approve", "refuse"]
@@ -284,7 +285,7 @@ class Approvals:
 
     async def _announced(self, record: ApprovalRecord) -> ApprovalRecord:
         record = await self._recorded(record)
-        heappush(self._due, (record.deadline_s, record.id))
+        self._expires_at(record.deadline_s, record)
         self.metrics.approval("asked")
         log.info("a call waits for approval", extra={"approval": record.name, "object": record.object_name})
         return record
@@ -386,7 +387,7 @@ class Approvals:
             if changed.state is not ApprovalState.WAITING:
                 self.metrics.approval(changed.state.value, self.clock() - record.created_at)
                 if changed.state is ApprovalState.APPROVED:
-                    heappush(self._due, (changed.usable_until_s, changed.id))
+                    self._expires_at(changed.usable_until_s, changed)
             self._wake(changed.id)
             return changed
         raise _contended()
@@ -512,6 +513,12 @@ class Approvals:
                 if record.state is not ApprovalState.WAITING:
                     self._wake(record.id)
             await asyncio.sleep(0)
+
+    def _expires_at(self, at_s: float, record: ApprovalRecord) -> None:
+        """Notes when a request expires. Requests that were withdrawn or used remain noted, so their number is
+        bounded."""
+        if len(self._due) < MAX_DUE:
+            heappush(self._due, (at_s, record.id))
 
     async def _expire_due(self) -> None:
         while self._due and self._due[0][0] <= self.clock():
