@@ -164,6 +164,28 @@ async def test_who_may_not_is_denied_and_nothing_runs_and_who_may_is_counted(wor
     assert [(one.status, one.reason) for one in seen] == [(200, ""), (200, ""), (429, "rate-limited")]
 
 
+async def test_who_leaves_while_a_run_is_recorded_as_its_own_finds_it(
+    world: AgentWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pipeline, begun, go = world.app.pipeline, asyncio.Event(), asyncio.Event()
+    add_all = pipeline.stages.tasks.store.add_all
+
+    async def slow(*about: Any) -> Any:
+        begun.set()
+        await go.wait()
+        return await add_all(*about)
+
+    monkeypatch.setattr(pipeline.stages.tasks.store, "add_all", slow)
+    leaving = asyncio.create_task(sent(world, "hi"))
+    await begun.wait()
+    leaving.cancel()
+    await until(lambda: all(request.http.task is None for request in pipeline.live.requests))
+    go.set()
+    await until(lambda: pipeline.stages.inside == 0)
+    (run,), _ = await world.app.executions.page(None, ["echo"], None, 1, 0)
+    assert task_in(await rpc(world, "tasks/get", {"id": run.id}))["id"] == run.id
+
+
 async def test_another_ones_task_is_as_none_while_it_runs_and_when_it_is_over(world: AgentWorld) -> None:
     """BL-071."""
     task, _ = await begun(world)

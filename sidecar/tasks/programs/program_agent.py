@@ -22,8 +22,10 @@ from sidecar.tasks.programs.card import DefinedCard, streams
 from sidecar.tasks.programs.executions import Executions
 from sidecar.tasks.programs.prompts import prompt_from
 from sidecar.tasks.programs.run_record import Execution
+from sidecar.tasks.programs.supervised_process import to_its_end
 from sidecar.upstreams.agents import AgentEvents, AgentUpstream, OutgoingOperation
 from sidecar.upstreams.agents.guarded_transport import GuardedAgent
+from sidecar.upstreams.agents.transport import Begun
 from sidecar.upstreams.upstream_account import UpstreamAccount
 from sidecar.vocabulary import SKILL, Caller
 
@@ -143,12 +145,15 @@ class ProgramAgent:
                 return
 
     async def _told_of(self, run: Execution, outgoing: OutgoingOperation) -> None:
-        """Records a new run's owner before anything is sent, so that a caller that disconnects can find it."""
+        """Records a new run's owner before anything is sent, also if the caller disconnects now, so that it can find
+        the run."""
         sends = outgoing.operation in (operations.SEND, operations.STREAM)
-        if outgoing.begun is None or not sends or outgoing.params["message"].get("taskId"):
-            return
+        if outgoing.begun is not None and sends and not outgoing.params["message"].get("taskId"):
+            await to_its_end(self._owned(run, outgoing.begun))
+
+    async def _owned(self, run: Execution, begun: Begun) -> None:
         try:
-            await outgoing.begun({"task": dict(run.task)})
+            await begun({"task": dict(run.task)})
         except Refusal:
             with suppress(Refusal):  # it may have ended by now
                 await self.executions.cancel(run.id, "it could not be put on record whose it is")
