@@ -60,12 +60,11 @@ class TaskOrders:
     ) -> Task:
         """Creates a task with this id, or returns the existing one; `peer` is the source of the order. Raises
         Refusal."""
-        means = self.runner.means
+        means, intent = self.runner.means, sends(task_id, target, task_type, payload, context, answers)
         now, now_s = means.live.take(), means.live.clock()
         recording = Recording(means.audit, protocol="a2a", peer=peer, request_id=task_id)
         recording.task_id = task_id
         recording.caller, recording.upstream, recording.method = caller, target, SEND.action
-        intent = sends(task_id, target, task_type, payload, context, answers)
         recording.call, placed, refused = intent.call, CallContext(now, recording), None
         if now.shadows(now_s):
             placed.shadow, recording.enforcement = True, "shadow"
