@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final, Literal, NamedTuple, TypeVar
 
-from sidecar.gateway.kill_switch import is_name
 from sidecar.gateway.kill_switch.known_names import names_beside_rules
 from sidecar.gateway.snapshot import Service, Snapshot
 from sidecar.policy.engine import BLOCK, PossibleAnswer
@@ -23,6 +22,7 @@ from sidecar.policy.patterns import WILDCARD, NamePattern
 from sidecar.policy_tools.audit_records import question_of
 from sidecar.policy_tools.explanation import rule_data
 from sidecar.policy_tools.rule_text import csv_row
+from sidecar.settings.field_types import is_caller
 from sidecar.settings.timestamps import rfc3339
 from sidecar.vocabulary import ACTION_ON, ANONYMOUS, DELEGATE, Chain, Decision, Link, Principal, Question
 
@@ -92,7 +92,7 @@ class AccessNames(NamedTuple):
 async def known_names(now: Snapshot) -> AccessNames:
     """Returns all names that a snapshot knows."""
     servers = sorted(f"nhi:{name}" for name in now.services)  # left out: an MCP server is not an agent
-    beside = await asyncio.to_thread(lambda: {name for name in names_beside_rules(now) if is_name(name)})
+    beside = await asyncio.to_thread(lambda: {name for name in names_beside_rules(now) if is_caller(name)})
     listed = {f"{kind}:{server}/{name}" for server, service in now.services.items() for kind, name in _listed(service)}
     found = AccessNames(NamesByKind(), NamesByKind())
     for names, kinds, more in ((found.principals, PRINCIPALS, beside), (found.objects, OBJECTS, beside | listed)):

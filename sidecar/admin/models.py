@@ -5,6 +5,8 @@ from typing import Annotated, Any, Final, NotRequired, TypedDict
 
 from sidecar.gateway.approvals import ApprovalState
 from sidecar.gateway.decisions.authzen_messages import MAX_EVALUATIONS, MAX_RESULTS, SEMANTICS
+from sidecar.settings import field_types
+from sidecar.settings.field_types import PRINCIPAL_ID
 from sidecar.tasks.api.task_record import TaskState
 from sidecar.tasks.programs.run_record import Category, RunState, RunStatus
 
@@ -14,9 +16,9 @@ PLAIN: Final[Bounds] = {"pattern": r"^[^\u0000-\u001f\u007f-\u009f]*$"}  # one l
 CONTEXT: Final[Bounds] = {**PLAIN, "maxLength": 256}
 WHY: Final[Bounds] = {**PLAIN, "maxLength": 500}
 NAME: Final[Bounds] = {**PLAIN, "minLength": 1, "maxLength": 128}
-SLUG: Final[Bounds] = {"pattern": "^[a-z0-9]+(-[a-z0-9]+)*$", "maxLength": 64}
-PRINCIPAL: Final[Bounds] = {"pattern": r"^(user|nhi):[!#-&(-)+\--{}~]{1,256}$"}
-CALLER: Final[Bounds] = {"pattern": r"^(anonymous|(user|nhi):[!#-&(-)+\--{}~]{1,256})$"}
+SLUG: Final[Bounds] = {"pattern": f"^{field_types.SLUG}$", "maxLength": 64}
+PRINCIPAL: Final[Bounds] = {"pattern": f"^(user|nhi):{PRINCIPAL_ID}$"}
+CALLER: Final[Bounds] = {"pattern": f"^(anonymous|(user|nhi):{PRINCIPAL_ID})$"}
 OBJECT: Final[Bounds] = {"pattern": r"^(tool|prompt|resource|nhi):\S{1,1024}$"}
 LIMIT: Final[Bounds] = {"minLength": 1, "maxLength": 1024}
 

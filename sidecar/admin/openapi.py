@@ -19,6 +19,7 @@ from sidecar.admin.schemas import Schema, ref, schema_of, whole_number
 from sidecar.errors import ANSWERS, Reason
 from sidecar.gateway.error_responses import JSON, PROBLEM_JSON, McpError, plain_status
 from sidecar.gateway.frontends.rest import ERROR_STATUS, McpApproval, McpCall, McpCallResult, McpTool, McpTools
+from sidecar.settings.field_types import SLUG
 from sidecar.tasks.api.models import (
     AGENT,
     A2aTask,
@@ -86,11 +87,7 @@ _CORRELATION: Final = tuple(
 _ID: Final[Schema] = {"type": "string", "pattern": "^[A-Za-z0-9-]{1,64}$"}
 # Parameters of paths, by the segment before them.
 _PLACES: Final[Mapping[str, Schema]] = {
-    "mcp": {
-        "description": "Name of a server under `upstreams`.",
-        "type": "string",
-        "pattern": "^[a-z0-9]+(-[a-z0-9]+)*$",
-    },
+    "mcp": {"description": "Name of a server under `upstreams`.", "type": "string", "pattern": f"^{SLUG}$"},
     "tools": {
         "description": "Name of a tool. A name with `/` is written as it is and becomes several segments of the path, "
         "none of which may begin with a dot. OpenAPI cannot express that.",

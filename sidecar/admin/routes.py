@@ -23,7 +23,7 @@ from sidecar.admin.views import approval_in_full, approval_of, schedule_of
 from sidecar.audit.log_blocks import RecentLines
 from sidecar.errors import ConfigError, Refusal
 from sidecar.gateway.approvals import ApprovalError, Approvals, ApprovalState, Approver, Outcome
-from sidecar.gateway.kill_switch import SwitchEntry, SwitchError, is_name
+from sidecar.gateway.kill_switch import SwitchEntry, SwitchError
 from sidecar.gateway.stages import Stages
 from sidecar.http.server.event_stream import open_stream
 from sidecar.limits import StoreUnavailable
@@ -31,6 +31,7 @@ from sidecar.limits.usage_report import NoSuchLimit, UsageQuery
 from sidecar.policy.patterns import glob
 from sidecar.protocols.jsonrpc import malformed
 from sidecar.protocols.sse import KEEP_ALIVE
+from sidecar.settings.field_types import is_caller
 from sidecar.settings.timestamps import rfc3339, seconds_of
 from sidecar.settings.uris import named_object
 from sidecar.tasks.api.task_record import TaskState
@@ -246,7 +247,7 @@ async def principals(asked: AdminRequest) -> Any:
 async def disable(asked: AdminRequest) -> Any:
     wanted = _switched(asked)
     known, nearest = asked.app.known_principal(asked.name)
-    if asked.body.get("if_known") and not known and is_name(asked.name):
+    if asked.body.get("if_known") and not known and is_caller(asked.name):
         return _unknown(asked.name, nearest, "nothing is disabled")
     entry = await asked.app.disable(asked.name, **wanted)
     return {"principal": asked.name, "disabled": True, "known": known, "entry": plain_switch(entry)}

@@ -22,6 +22,7 @@ from sidecar.identity.issuers import DIRECT, TrustedIssuer
 from sidecar.identity.jwt import UNBOUND, Claims, TokenBinding
 from sidecar.identity.names import KINDS, Kind, NamingRule, is_id, is_typed, parts_of_url
 from sidecar.identity.spiffe import SpiffeNames
+from sidecar.policy.patterns import glob
 from sidecar.vocabulary import Chain, Credential, Principal
 
 MAX_ACTORS = 8
@@ -262,10 +263,9 @@ def _roles(claims: Claims) -> frozenset[str]:
     if claims.issuer.is_peer:  # full names, restricted to those that the operator accepts from this peer
         whole = f"role:{source.namespace}/"
         values = (item.removeprefix(whole) for item in values if item.startswith(whole))
-    patterns = [".*".join(map(re.escape, pattern.split("*"))) for pattern in source.only]
     # A value outside the grammar is skipped: no policy rule can name it, to allow or to deny.
     named = [value for value in values if value and is_id(f"{source.namespace}/{value}")]
-    kept = [value for value in named if not patterns or any(re.fullmatch(each, value) for each in patterns)]
+    kept = [value for value in named if not source.only or any(glob(value, pattern) for pattern in source.only)]
     return frozenset(f"role:{source.namespace}/{value}" for value in kept)
 
 

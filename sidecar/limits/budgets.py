@@ -23,6 +23,7 @@ from sidecar.limits.amounts import MOST, in_units, millionths, path_of
 from sidecar.limits.plan import BudgetRule, Budgets, CallCost, Kind, LimitCap
 from sidecar.settings.agent_endpoints import AgentOffer
 from sidecar.settings.field_types import (
+    PRINCIPAL_ID_PATTERN,
     SLUG,
     Count,
     Many,
@@ -113,7 +114,7 @@ ObjectPattern = Annotated[
 PrincipalPattern = Annotated[
     str,
     _matching(
-        r"\*|anonymous|(user|nhi|role):[!#-&(-+\--{}~]{1,512}",
+        rf"\*|anonymous|(user|nhi|role):{PRINCIPAL_ID_PATTERN}",
         "this is not a principal",
         "write user:<id>, nhi:<id> or role:<name>; * matches any run",
     ),

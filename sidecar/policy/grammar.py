@@ -12,7 +12,7 @@ from typing import Literal
 
 from sidecar.policy.faults import meant, shown
 from sidecar.policy.patterns import glob
-from sidecar.settings.field_types import PRINCIPAL_ID
+from sidecar.settings.field_types import PRINCIPAL_ID, PRINCIPAL_ID_PATTERN, SLUG
 from sidecar.settings.timestamps import seconds_of
 from sidecar.settings.uris import normal_object
 from sidecar.vocabulary import (
@@ -47,8 +47,8 @@ OBJECTS: Mapping[PermissionKind, tuple[str, ...]] = {
     PermissionKind.GUARDRAIL: _THINGS,
 }
 _ID = re.compile(PRINCIPAL_ID)
-_ID_PATTERN = re.compile(r"[!#-&(-+\-./0-{}~]{1,256}")
-_SERVER = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
+_ID_PATTERN = re.compile(PRINCIPAL_ID_PATTERN)
+_SERVER = re.compile(SLUG)
 _SERVER_PATTERN = re.compile(r"[a-z0-9*\-]+")
 _TOOL_NAME = re.compile(r"[A-Za-z0-9_.\-/*]{1,128}")
 _URI_PATTERN = re.compile(r"[!#-{}~]{1,2048}")

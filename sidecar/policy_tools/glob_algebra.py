@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from sidecar.policy import grammar
 from sidecar.policy.patterns import WILDCARD, glob
+from sidecar.settings.field_types import SLUG
 from sidecar.vocabulary import PermissionKind
 
 MAX_STATES = 50_000  # far more than handwritten patterns need; exceeding it raises TooManyStates
@@ -22,7 +23,7 @@ _LOWER = frozenset("abcdefghijklmnopqrstuvwxyz0123456789")
 _NAME = _LOWER | frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZ_.-/")
 _ID = frozenset(map(chr, range(33, 127))) - frozenset("\"',|*")
 _URI = frozenset(map(chr, range(33, 127))) - frozenset('"|*')
-_SERVER_NAME = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
+_SERVER_NAME = re.compile(SLUG)
 _DEAD, _SERVER, _IN_SERVER, _NAMED, _IN_NAME = -1, 0, 1, 2, 3
 _FILLERS = ("any", "some", "other", "x", "")  # preferred texts for wildcards in a witness
 

@@ -292,7 +292,9 @@ def listed(value: object) -> object:
 
 
 SLUG = r"[a-z0-9]+(-[a-z0-9]+)*"
-PRINCIPAL_ID = r"[!#-&(-)+\--_a-{}~`]{1,256}"  # printable ASCII without blanks, quotes, commas, | and *
+_ID_CHARACTERS = r"!#-&(-)+\--{}~"  # printable ASCII without blanks, quotes, commas, | and *
+PRINCIPAL_ID = rf"[{_ID_CHARACTERS}]{{1,256}}"
+PRINCIPAL_ID_PATTERN = rf"[*{_ID_CHARACTERS}]{{1,256}}"
 _NHI = re.compile(f"nhi:{PRINCIPAL_ID}")
 _CALLER = re.compile(f"(?:nhi|user):{PRINCIPAL_ID}")
 
@@ -332,6 +334,7 @@ Word = Annotated[str, Field(max_length=512), named(r"[\x21-\x7e]+", "single word
 
 
 def is_caller(name: str) -> bool:
+    """Whether this names exactly one principal that can call, and that can be disabled."""
     return _CALLER.fullmatch(name) is not None
 
 

@@ -13,12 +13,12 @@ tool is disabled. Both checks also apply in shadow mode. With a shared store, a 
 force.
 """
 
-from sidecar.gateway.kill_switch.entries import NONE_DISABLED, Disabled, SwitchEntry, is_name, object_of
+from sidecar.gateway.kill_switch.entries import NONE_DISABLED, Disabled, SwitchEntry, object_of
 from sidecar.gateway.kill_switch.file import DISABLED_FILE, load_disabled
 from sidecar.gateway.kill_switch.ledger import LEDGER_FILE, SwitchLedger
 from sidecar.gateway.kill_switch.switch import KillSwitch, SwitchError
 
 __all__ = [
     "DISABLED_FILE", "LEDGER_FILE", "NONE_DISABLED", "Disabled", "KillSwitch", "SwitchEntry", "SwitchError",
-    "SwitchLedger", "is_name", "load_disabled", "object_of",
+    "SwitchLedger", "load_disabled", "object_of",
 ]  # fmt: skip

@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 
 from sidecar.errors import Reason, Refusal
 from sidecar.policy.patterns import WILDCARD, glob
+from sidecar.settings.field_types import PRINCIPAL_ID_PATTERN
 from sidecar.vocabulary import Call, Chain
 
 MAX_REASON_CHARS = 500
-_NAME = re.compile(r"(user|nhi):[!#-&(-)+\--{}~]{1,256}")  # printable ASCII without blanks, quotes, commas, | and *
-_PATTERN = re.compile(r"(user|nhi):[!#-&(-+\--{}~]{1,256}")
+_PATTERN = re.compile(f"(user|nhi):{PRINCIPAL_ID_PATTERN}")
 
 _OBJECT = re.compile(r"mcp:[a-z0-9-]{1,64}|tool:[a-z0-9-]{1,64}/[A-Za-z0-9_.\-/]{1,128}")
 
@@ -84,11 +84,6 @@ class Disabled:
 
 
 NONE_DISABLED = Disabled()
-
-
-def is_name(text: str) -> bool:
-    """Reports whether the text names exactly one principal that can be disabled."""
-    return _NAME.fullmatch(text) is not None
 
 
 def is_object(text: str) -> bool:

@@ -13,9 +13,9 @@ from difflib import get_close_matches
 from string import ascii_lowercase, digits
 from typing import NamedTuple
 
-from sidecar.gateway.kill_switch import is_name
 from sidecar.gateway.snapshot import Snapshot
 from sidecar.policy.patterns import glob
+from sidecar.settings.field_types import is_caller
 
 ALIKE = 0.8
 COMPARED = 2_000
@@ -56,7 +56,7 @@ def _nearest(name: str, now: Snapshot, beside: Set[str]) -> str:
 
 
 def _closest(wanted: str, names: Iterable[str]) -> str:
-    ids = [name.partition(":")[2] for name in names if is_name(name)]
+    ids = [name.partition(":")[2] for name in names if is_caller(name)]
     return next(iter(get_close_matches(wanted, ids, n=1, cutoff=ALIKE)), "")
 
 

@@ -17,9 +17,10 @@ from contextlib import suppress
 from typing import Final
 
 from sidecar.errors import Refusal
-from sidecar.gateway.kill_switch.entries import MAX_REASON_CHARS, SwitchEntry, is_name, is_object, is_reason
+from sidecar.gateway.kill_switch.entries import MAX_REASON_CHARS, SwitchEntry, is_object, is_reason
 from sidecar.gateway.kill_switch.ledger import MAX_FLIPS, SwitchLedger
 from sidecar.gateway.kill_switch.switch_versions import SwitchVersion, decode, encode
+from sidecar.settings.field_types import is_caller
 from sidecar.storage.redis_script import Run, script_text
 from sidecar.vocabulary import Witness
 
@@ -223,7 +224,7 @@ class KillSwitch:
 
 
 def _check_name(name: str, names_object: bool) -> None:
-    if not (is_object if names_object else is_name)(name):
+    if not (is_object if names_object else is_caller)(name):
         raise SwitchError(f"{name[:300]!r} {NO_OBJECT if names_object else NO_PRINCIPAL}", 400)
 
 

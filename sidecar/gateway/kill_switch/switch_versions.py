@@ -11,7 +11,8 @@ from typing import NamedTuple
 
 import orjson
 
-from sidecar.gateway.kill_switch.entries import SwitchEntry, is_name, is_object, is_reason
+from sidecar.gateway.kill_switch.entries import SwitchEntry, is_object, is_reason
+from sidecar.settings.field_types import is_caller
 
 MAX_NUMBER = 10**15 - 1
 FORGOTTEN_AFTER_S = 30 * 86_400.0
@@ -70,7 +71,7 @@ def flip_from(plain: object) -> SwitchVersion:
     if not isinstance(plain, dict) or not plain.keys() >= {*SwitchVersion._fields}:
         raise ValueError("an entry with other fields")
     flip = SwitchVersion(**{name: plain[name] for name in SwitchVersion._fields})
-    named = _typed(flip) and (is_name(flip.principal) or is_object(flip.principal))
+    named = _typed(flip) and (is_caller(flip.principal) or is_object(flip.principal))
     if not named or not is_reason(flip.reason) or not is_reason(flip.by):
         raise ValueError("an entry that says nothing valid")
     return flip

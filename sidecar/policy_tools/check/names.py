@@ -6,13 +6,14 @@ from dataclasses import dataclass
 
 from sidecar.policy.faults import shown
 from sidecar.policy_tools.check.linted_policy import LintedPolicy, PolicyFinding
+from sidecar.settings.field_types import PRINCIPAL_ID
 from sidecar.vocabulary import RuleRef
 
 _UNUSED = "remove its rows, or use it"
 OFTEN = 3  # a name that is used once, next to a similar one that is used this often, is probably a typing error
 _LOOKS = str.maketrans({"I": "l", "1": "l", "O": "o", "0": "o"})
 _TIMES = {1: "once", 2: "twice"}
-_ROLE = re.compile(r"role:[!#-&(-)+\-./0-{}~]+")
+_ROLE = re.compile(f"role:{PRINCIPAL_ID}")
 
 
 def unused(policy: LintedPolicy) -> Iterator[PolicyFinding]:

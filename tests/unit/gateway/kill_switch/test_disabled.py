@@ -21,7 +21,7 @@ from sidecar.gateway.kill_switch import (
     ledger,
     load_disabled,
 )
-from sidecar.gateway.kill_switch.entries import is_name, is_pattern
+from sidecar.gateway.kill_switch.entries import is_pattern
 from sidecar.gateway.kill_switch.switch_versions import (
     FORGOTTEN_AFTER_S,
     MAX_NUMBER,
@@ -30,6 +30,7 @@ from sidecar.gateway.kill_switch.switch_versions import (
     encode,
     flip_from,
 )
+from sidecar.settings.field_types import is_caller
 from sidecar.vocabulary import Call, Chain, Principal, Question
 from tests.tables import tables
 
@@ -81,7 +82,7 @@ NEITHER = ("*", "role:oncall", "anonymous", "nhi:", *(f"nhi:a{odd}b" for odd in 
 
 def test_a_name_is_one_principal_and_a_pattern_one_kind() -> None:
     for text in (*NAMES, *PATTERNS, *NEITHER):
-        assert (is_name(text), is_pattern(text)) == (text in NAMES, text not in NEITHER), text
+        assert (is_caller(text), is_pattern(text)) == (text in NAMES, text not in NEITHER), text
 
 
 # --- the file -------------------------------------------------------------------------------------------------------
