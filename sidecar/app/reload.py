@@ -165,9 +165,9 @@ class Reloader:
         """Closes the upstreams that the new snapshot dropped, once the calls that began under the old one have
         ended."""
         gone = [one for name, one in old.upstreams.items() if new.upstreams.get(name) is not one]
-        patience_s = max((one.timeout_s for one in old.upstreams.values()), default=0.0)
+        patience_s = max((one.timeout_s for one in old.upstreams.values()), default=0.0) + old.settings.approvals.hold
         try:
-            # Calls longer than the longest timeout are streams, whose readers reconnect.
+            # Calls longer than the longest timeout, after being held, are streams, whose readers reconnect.
             for _ in range(math.ceil(patience_s / RETIRE_LOOK_S)):
                 if not self.live.is_read(old):
                     break

@@ -218,6 +218,18 @@ async def test_the_time_that_a_call_is_held_is_not_the_servers(tmp_path: Path) -
         assert json.loads((await held)[1])["result"]["content"][0]["text"] == "done"
 
 
+async def test_a_held_call_reaches_its_server_also_if_that_is_defined_anew_meanwhile(tmp_path: Path) -> None:
+    async with asking(tmp_path, mcp_settings="timeout_s: 1") as running:
+        held = asyncio.create_task(session_call(running))
+        await until(lambda: bool(running.app.approvals._held))
+        config = tmp_path / "sidecar.yaml"
+        config.write_text(config.read_text().replace("timeout_s: 1", "timeout_s: 2"))
+        await running.app.reload("test")
+        await asyncio.wait(running.app.reloader.retiring, timeout=2.0)  # longer than the time-out of a call
+        await answer(running, "dmitri", "approve")
+        assert json.loads((await held)[1])["result"]["content"][0]["text"] == "done"
+
+
 @pytest.mark.parametrize("token", [None, "t-1"])
 async def test_a_held_call_is_refused_with_the_id_and_the_same_call_finds_the_answer(
     token: str | None, tmp_path: Path
