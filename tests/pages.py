@@ -19,10 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-PAGES = (
-    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md") if (ROOT / name).is_file()),
-    *sorted((ROOT / "docs").rglob("*.md")),
-)
+_AT_THE_TOP = ("README.md", "CONTRIBUTING.md", "DECISIONS.md", "SECURITY.md")
+PAGES = (*(ROOT / name for name in _AT_THE_TOP if (ROOT / name).is_file()), *sorted((ROOT / "docs").rglob("*.md")))
 NAMES = [path.relative_to(ROOT).as_posix() for path in PAGES]
 
 _OPEN = re.compile(r"( *)```(\w+)(?: +(\S.*?))? *\Z")
