@@ -19,7 +19,7 @@ from sidecar.gateway.frontends.mcp_requests import STREAM
 from sidecar.gateway.kill_switch import KillSwitch
 from sidecar.gateway.request import CallContext, Charged, ParsedOperation
 from sidecar.gateway.snapshot import Snapshot, all_of
-from sidecar.http.client import ConnectFailed, QueueFull
+from sidecar.http.client import ConnectFailed, InvalidRequest, NoCapacity, QueueFull
 from sidecar.http.server.load_shedding import LoadShedding
 from sidecar.http.server.refusal_throttle import RefusalThrottle
 from sidecar.limits import NOTHING, Limiter, SessionCalls, plan_charges
@@ -207,5 +207,5 @@ class Stages:
 
 def _was_not_sent(refusal: Refusal) -> bool:
     """Reports whether nothing reached the upstream: its breaker is open, or there was no credential or connection."""
-    unreached = isinstance(refusal.__cause__, ConnectFailed | QueueFull)
+    unreached = isinstance(refusal.__cause__, ConnectFailed | QueueFull | NoCapacity | InvalidRequest)
     return refusal.reason is Reason.UPSTREAM_OPEN or isinstance(refusal, Unsent) or unreached

@@ -144,6 +144,29 @@ async def test_what_never_reached_the_server_costs_nothing(tmp_path: Path) -> No
             assert await remaining(running) == 4.99
 
 
+async def test_a_call_whose_time_is_over_before_a_connection_is_free_costs_nothing(tmp_path: Path) -> None:
+    upstream, go = Upstream(), asyncio.Event()
+
+    async def respond(_: web.Request, message: dict[str, Any]) -> web.StreamResponse:
+        await go.wait()
+        return web.json_response(complete(message, 0.25))
+
+    upstream.script["tools/call"] = respond
+    shorter = 'tools: {"tool:github/get_file": {timeout: 0.3}}'
+    files = budgets(f"{COSTS % ('tool:github/*', '_meta.usage.cost', 'nhi:*')}{shorter}")
+    one = "max_connections: 1, max_calls_per_caller: 2"
+    async with world(tmp_path, files=files, upstream=upstream, mcp_settings=one) as running:
+        await running.ask("tools/list")
+        first = asyncio.create_task(running.call("search_code", GOOD))
+        await until(lambda: len(upstream.calls()) == 1)
+        assert (await running.call("get_file", {"path": "a"}, id=2))[0] == 504
+        limits = {limit["name"]: limit["charged"] for limit in running.ends()[-1]["limits"]}
+        assert (len(upstream.calls()), limits[DAY], await remaining(running)) == (1, 0, 4.5)
+        go.set()
+        await first
+        assert await remaining(running) == 4.75
+
+
 async def test_who_has_spent_a_budget_hears_how_much_and_until_when(tmp_path: Path) -> None:
     costs = 'costs: [{object: "*", unit: usd, per_call: 0.002}]'
     files = budgets(costs + '\nbudgets: [{object: "tool:*", unit: usd, per_month: 0.005}]')
