@@ -9,6 +9,7 @@ Errors are of three kinds, which are never mixed:
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -361,6 +362,14 @@ class Together:
 def fault_in(path: Path | str, message: str, *, code: str, hint: str = "") -> Fault:
     """A fault of the whole file: missing, unreadable, empty."""
     return Fault(str(path), 0, 0, code, message, hint)
+
+
+def way_to_read(error: OSError) -> str:
+    """The hint of a fault about a file or folder that cannot be read: who needs permission; "" if permission is not
+    what is missing."""
+    if not isinstance(error, PermissionError):
+        return ""
+    return f"let user {os.geteuid()} read it, and search the folders above it"
 
 
 def visible(text: str) -> str:

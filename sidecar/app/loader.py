@@ -26,7 +26,7 @@ from sidecar.limits import Budgets, CounterStore, open_store
 from sidecar.observability.metrics import Metrics
 from sidecar.policy import Engine, PolicySource
 from sidecar.policy.worker_process import PolicyReading, load_policy_aside
-from sidecar.settings.load import LoadedSettings, doubts, file_faults, load
+from sidecar.settings.load import LoadedSettings, doubts, file_faults, load, path_finding
 from sidecar.settings.schedules import acts_as
 from sidecar.settings.secrets import read_secret
 from sidecar.settings.server import AdminCredential, TlsFiles
@@ -70,7 +70,8 @@ def check_files(path: Path, environ: Mapping[str, str]) -> tuple[Engine, tuple[F
     if os.access(settings.data, os.X_OK) and settings.data.is_dir():  # otherwise already reported, or not created yet
         _check_data(settings, together)
     if missing:  # already reported; objects that depend on them cannot be built
-        if stored_name(settings) != NOTHING_YET and all(folder.is_dir() for folder in settings.policy.folders):
+        unusable = any(path_finding(folder, "folder") for folder in settings.policy.folders)
+        if stored_name(settings) != NOTHING_YET and not unusable:
             together.call(lambda: Engine(read_policy(settings)))
             together.call(Beside.read, settings.policy.path)
         together.refuse()

@@ -37,15 +37,15 @@ from sidecar.settings.field_types import (
 )
 from sidecar.settings.uris import normal_object
 from sidecar.settings.validation_errors import Finding, reject
-from sidecar.settings.yaml_document import read_document
+from sidecar.settings.yaml_document import is_written, read_document
 
 PERIODS = ("per_hour", "per_day", "per_month")
 
 
 def load_budgets(path: Path) -> Budgets:
-    """Reads budgets.yaml; without the file, there are no entries. Raises PolicyError with every error and its position,
-    and OSError if the folder cannot be searched."""
-    if not path.exists() and not path.is_symlink():  # a dangling link is an error, not "no limits"
+    """Reads budgets.yaml; without the file, there are no entries. Raises PolicyError with every error and its
+    position."""
+    if not is_written(path, error=PolicyError):
         return Budgets()
     file = read_document(path, error=PolicyError, inside=path.parent).validate(BudgetsFile)
     tools = tuple(entry.compiled(pattern) for pattern, entry in file.tools.items())

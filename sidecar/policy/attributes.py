@@ -20,7 +20,7 @@ from pydantic import Field, JsonValue
 from sidecar.errors import PolicyError
 from sidecar.policy.patterns import WILDCARD, glob
 from sidecar.settings.field_types import Section, Word
-from sidecar.settings.yaml_document import read_document
+from sidecar.settings.yaml_document import is_written, read_document
 
 ATTRIBUTES_FILE: Final = "attributes.yaml"
 MAX_NAMES: Final = 8_192  # whose attributes are cached
@@ -57,6 +57,6 @@ class Attributes:
 def load_attributes(folder: Path) -> Attributes:
     """Reads the file in the folder of the rules; without it, no name has attributes. Raises PolicyError."""
     path = folder / ATTRIBUTES_FILE
-    if not path.exists() and not path.is_symlink():
+    if not is_written(path, error=PolicyError):
         return Attributes()
     return Attributes(read_document(path, error=PolicyError, inside=folder).validate(AttributesFile).attributes)

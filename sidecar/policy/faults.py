@@ -6,8 +6,9 @@ One collector serves a whole load, so that all faults are reported together.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 
-from sidecar.errors import Fault, visible
+from sidecar.errors import Fault, visible, way_to_read
 from sidecar.settings.validation_errors import meant as meant
 
 MAX_FAULTS = 200  # a wrong separator makes every row wrong; this many faults show it
@@ -45,6 +46,10 @@ class Faults:
     def whole(self, code: str, message: str, file: str, hint: str = "") -> None:
         """Reports a fault of a whole file or folder, such as a missing one."""
         self.error(code, message, SourceLine(file, 0, ""), hint=hint)
+
+    def unreadable(self, error: OSError, path: Path) -> None:
+        """Reports a file or folder that the system does not open."""
+        self.whole("P001", f"cannot be read: {error.strerror}", str(path), way_to_read(error))
 
 
 def shown(text: str) -> str:

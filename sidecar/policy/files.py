@@ -8,7 +8,7 @@ are skipped with a warning. Links are followed only inside the folder, and only 
 from __future__ import annotations
 
 import stat
-from collections.abc import Container, Iterator
+from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -55,9 +55,6 @@ class PolicyFile:
 
 def policy_files(folder: Path, faults: Faults, named: Container[Path] = ()) -> list[PolicyFile]:
     """Returns the files of rows under a folder, except those that the settings name (absolute paths)."""
-    if not folder.is_dir():
-        faults.whole("P001", "this folder does not exist", str(folder))
-        return []
     found: list[PolicyFile] = []
     for path in _walk(folder, faults):
         relative = path.relative_to(folder).as_posix()
@@ -81,7 +78,7 @@ def policy_files(folder: Path, faults: Faults, named: Container[Path] = ()) -> l
 
 def leads_out(path: Path, folder: Path, faults: Faults) -> bool:
     """Whether this is a link that leads out of the folder; reports a fault if so."""
-    fault = leading_out(path, folder) if path.is_symlink() else None
+    fault = leading_out(path, folder) if _is(path.is_symlink) else None
     if fault is not None:
         faults.whole(fault.code, fault.message, fault.file, fault.hint)
     return fault is not None
@@ -109,7 +106,7 @@ def read_text(path: Path, faults: Faults) -> str | None:
         with path.open("rb") as file:
             raw = file.read(MAX_FILE_BYTES + 1)
     except OSError as error:
-        faults.whole("P001", f"cannot be read: {error.strerror}", str(path))
+        faults.unreadable(error, path)
         return None
     if len(raw) > MAX_FILE_BYTES:
         faults.whole("P001", f"larger than {MAX_FILE_BYTES // 2**20} MiB", str(path))
@@ -126,31 +123,36 @@ def _walk(folder: Path, faults: Faults) -> Iterator[Path]:
         current = todo.pop()
         try:
             info = current.stat()
+            (current / "..").stat()  # raises PermissionError if the names in this folder can only be listed
             paths = sorted(current.iterdir())
+        except (FileNotFoundError, NotADirectoryError):
+            faults.whole("P001", "this folder does not exist", str(current))
+            continue
         except OSError as error:
-            faults.whole("P001", f"cannot be read: {error.strerror}", str(current))
+            faults.unreadable(error, current)
             continue
         if (info.st_dev, info.st_ino) in entered:
             continue
         entered.add((info.st_dev, info.st_ino))
         folders = []
         for path in paths:
-            if path.name.startswith(".") or (path == folder / _OTHER_FOLDER and _is_folder(path)):
+            if path.name.startswith(".") or (path == folder / _OTHER_FOLDER and _is(path.is_dir)):
                 continue
-            if _is_folder(path) and path.suffix in (".csv", *YAML):
+            if _is(path.is_dir) and path.suffix in (".csv", *YAML):
                 hint = "a mount of a missing file creates such a folder"
                 faults.whole("P001", "a folder with the name of a file", str(path), hint)
-            elif not _is_folder(path):
+            elif not _is(path.is_dir):
                 yield path
             elif not (leads_out(path, folder, faults) or unprintable(path, faults)):
                 folders.append(path)
         todo.extend(reversed(folders))
 
 
-def _is_folder(path: Path) -> bool:
-    """False also if the check fails, as for a link that is too long; reading then reports the error."""
+def _is(check: Callable[[], bool]) -> bool:
+    """False also if the check fails, as for a link that is too long and in a folder that cannot be searched; reading
+    then reports the error."""
     try:
-        return path.is_dir()
+        return check()
     except OSError:
         return False
 

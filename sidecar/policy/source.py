@@ -283,7 +283,7 @@ def _read_folder(folder: Path, draft: PolicyBuilder, casbin: CasbinSettings) -> 
         paths = sorted(folder.iterdir()) if folder.is_dir() else []
         shared = [kind for kind in KINDS if common.exists() and not (folder / f"{kind.value}.conf").exists()]
     except OSError as error:
-        draft.faults.whole("P001", f"cannot be read: {error.strerror}", str(folder))
+        draft.faults.unreadable(error, folder)
         return found
     for path in paths:
         if path.name not in known and not path.name.startswith("."):

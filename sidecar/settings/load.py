@@ -1,14 +1,15 @@
 """Loads the settings in force and the origin of each value."""
 
+import stat
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from pydantic import BaseModel, ValidationError
 
-from sidecar.errors import Fault, SettingsError, fault_in
+from sidecar.errors import Fault, SettingsError, fault_in, way_to_read
 from sidecar.settings.agents import CliAgent
 from sidecar.settings.environment import overlay
 from sidecar.settings.identity import FURTHER_OF_PRESET, KEYS_OF_PRESET
@@ -17,7 +18,7 @@ from sidecar.settings.secrets import judged_secret
 from sidecar.settings.sidecar_file import Settings
 from sidecar.settings.stored_policy import NOTHING_YET, placed, stored_name
 from sidecar.settings.validation_errors import Finding
-from sidecar.settings.yaml_document import Document, read_document
+from sidecar.settings.yaml_document import Document, is_written, read_document
 from sidecar.settings.yaml_nodes import Loc, shown_line
 
 MASKED = "***"
@@ -54,7 +55,7 @@ def load(
     """Like `load_settings`, and returns the document too. With `all_at_once` (default: `check_files`), invalid settings
     are reported together with the missing files of the valid agents and upstreams."""
     all_at_once = check_files if all_at_once is None else all_at_once
-    if not path.exists():
+    if not is_written(path, error=SettingsError):
         hint = "create a working folder with `sidecar init`, or name the file with -c"
         raise SettingsError([fault_in(path, "there is no such file", code="Y001", hint=hint)])
     document, faults = overlay(read_document(path), environ)
@@ -182,15 +183,29 @@ def _path_faults(settings: Settings, document: Document, section: str = "") -> I
             case ("policy", "models" | "path") if settings.policy.is_fetched:
                 pass
             case ("policy", "models" | "path") | (*_, "cwd" | "working_directory") | (*_, "working_directories", int()):
-                if not path.is_dir():
-                    finding = Finding(f"{path} is not a folder", "S116", "create it, or correct the path")
+                finding = path_finding(path, "folder")
             case ("admin", "credentials", _, "secret_path") | (*_, "authentication", "token_path"):
                 _, finding = judged_secret(path, "ours")
             case _:
-                if not path.is_file():
-                    finding = Finding(f"{path} is not a file", "S116", "create it, or correct the path")
+                finding = path_finding(path, "file")
         if finding is not None:
             yield document.fault(loc, finding.message, finding.code, finding.hint)
+
+
+def path_finding(path: Path, kind: Literal["file", "folder"]) -> Finding | None:
+    """What is wrong with a path that must lead to a file or a folder; None if it does."""
+    try:
+        mode = path.stat().st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        mode = 0
+    except OSError as error:
+        return Finding(f"{path} cannot be read: {error.strerror}", "S116", way_to_read(error))
+    hint = "create it, or correct the path"
+    if kind == "folder" and not stat.S_ISDIR(mode):
+        return Finding(f"{path} is not a folder", "S116", hint)
+    if kind == "file" and not stat.S_ISREG(mode):
+        return Finding(f"{path} is not a file", "S116", hint)
+    return None
 
 
 def paths_in(value: object, loc: Loc = ()) -> Iterator[tuple[Loc, Path]]:
@@ -223,7 +238,7 @@ def _program_faults(settings: Settings, document: Document, environ: Mapping[str
         if agent.enabled
     ]
     for loc, command, key, program in programs:
-        if program.env_path is not None and not program.env_path.is_file():
+        if program.env_path is not None and path_finding(program.env_path, "file"):
             continue  # the file is reported, and without it the PATH of the program is unknown
         try:
             env = program.all_env()

@@ -16,7 +16,7 @@ from typing import Any, NoReturn, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from sidecar.errors import ConfigError, Fault, SettingsError, fault_in
+from sidecar.errors import ConfigError, Fault, SettingsError, fault_in, way_to_read
 from sidecar.settings.validation_errors import Finding, findings_of
 from sidecar.settings.yaml_nodes import MAX_BYTES, Loc, YamlNode, YamlSpan, compose, lines_of, place_in, shown_line
 
@@ -123,8 +123,24 @@ def read_bytes(
         with path.open("rb") as file:
             return file.read(max_bytes + 1)
     except OSError as wrong:
-        reason = (wrong.strerror or str(wrong)).lower()
-        raise error([fault_in(path, f"cannot be read: {reason}", code="Y001")]) from None
+        raise error([_unreadable(path, wrong)]) from None
+
+
+def is_written(path: Path, *, error: type[ConfigError]) -> bool:
+    """Whether there is a file or a link of this name, also a link that leads nowhere, which a reader must not take for
+    a missing file. Raises `error` if the folder cannot be searched."""
+    try:
+        path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError as wrong:
+        raise error([_unreadable(path, wrong)]) from None
+    return True
+
+
+def _unreadable(path: Path, wrong: OSError) -> Fault:
+    reason = (wrong.strerror or str(wrong)).lower()
+    return fault_in(path, f"cannot be read: {reason}", code="Y001", hint=way_to_read(wrong))
 
 
 def leading_out(path: Path, folder: Path) -> Fault | None:

@@ -8,6 +8,7 @@ import pytest
 
 from sidecar.app.loader import check_files
 from sidecar.errors import ConfigError, Fault
+from tests.closed_to_root import closed_to_root
 from tests.flow.forks import sidecar
 from tests.flow.world import write_folder
 from tests.tables import tables
@@ -70,6 +71,42 @@ def test_a_folder_of_somebody_else_is_a_doubt_of_a_check(tmp_path: Path, monkeyp
     _, doubts = check_files(tmp_path / "sidecar.yaml", {})
     (doubt,) = (each for each in doubts if each.code == "S129")
     assert doubt.severity == "warning" and "cannot be written by user" in doubt.message
+
+
+BESIDE = [f"policies/{name}.yaml" for name in ("budgets", "disabled", "pins")]
+
+
+@pytest.mark.parametrize(
+    ("place", "mode", "files"),
+    [
+        (".", 0o600, ["sidecar.yaml"]),
+        ("above", 0o600, ["sidecar.yaml"]),  # which names above/policies
+        ("policies", 0o000, ["policies", *BESIDE]),
+        ("policies", 0o600, ["policies", *BESIDE]),
+        ("policies/teams", 0o600, ["policies/teams"]),
+        ("policies/budgets.yaml", 0o000, ["policies/budgets.yaml"]),
+        ("models", 0o600, ["models"]),
+    ],
+)
+def test_what_is_closed_is_told_with_what_to_do(tmp_path: Path, place: str, mode: int, files: list[str]) -> None:
+    teams = {"policies/teams/roles.csv": "g, nhi:a, role:b\n", "policies/budgets.yaml": "version: 1\n"}
+    folder_with(tmp_path, teams)
+    (tmp_path / "policies/teams/roles.linked.csv").symlink_to("roles.csv")
+    if place == "above":
+        (tmp_path / place).mkdir()
+        (tmp_path / "policies").rename(tmp_path / "above/policies")
+        with (tmp_path / "sidecar.yaml").open("a") as settings:
+            settings.write("policy: {path: above/policies}\n")
+    (tmp_path / place).chmod(mode)
+    try:
+        with closed_to_root():
+            found = faults(tmp_path)
+    finally:
+        (tmp_path / place).chmod(0o700)
+    assert sorted(found) == sorted(files)
+    for fault in found.values():
+        assert "cannot be read: permission denied" in fault.message.lower()
+        assert fault.hint == f"let user {os.geteuid()} read it, and search the folders above it"
 
 
 SCOPES = 'policy: {scopes: [{files: "teams/payments/**", subjects: ["nhi:payer"], objects: ["tool:payments/*"]}]}\n'

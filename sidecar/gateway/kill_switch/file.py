@@ -26,14 +26,14 @@ from sidecar.gateway.kill_switch.entries import (
 from sidecar.settings.field_types import Many, Section
 from sidecar.settings.timestamps import Moment
 from sidecar.settings.validation_errors import Finding, reject
-from sidecar.settings.yaml_document import read_document
+from sidecar.settings.yaml_document import is_written, read_document
 
 DISABLED_FILE = "disabled.yaml"
 
 
 def load_disabled(path: Path) -> Disabled:
     """Reads disabled.yaml; a missing file disables no principal. Raises PolicyError with every fault."""
-    if not path.exists() and not path.is_symlink():  # a dangling link is an error, not a missing file
+    if not is_written(path, error=PolicyError):
         return NONE_DISABLED
     document = read_document(path, error=PolicyError, inside=path.parent)
     file = document.validate(DisabledFile)

@@ -34,7 +34,7 @@ from sidecar.protocols.mcp.messages import NAME
 from sidecar.settings.field_types import Section, Slug, Word, named
 from sidecar.settings.timestamps import seconds_of
 from sidecar.settings.validation_errors import Finding, reject
-from sidecar.settings.yaml_document import read_bytes, read_document
+from sidecar.settings.yaml_document import is_written, read_bytes, read_document
 from sidecar.upstreams.mcp.pins import NO_PINS, Pin, Pins, digest_of, pin_of, pinned_part
 
 PINS_FILE: Final = "pins.yaml"
@@ -51,7 +51,7 @@ _BY_COMMAND: Final = "sidecar mcp tools SERVER --pin writes this file"
 def load_pins(path: Path, known: Pins = NO_PINS) -> Pins:
     """Reads pins.yaml; without the file nothing is pinned. An unchanged file gives `known`: a thousand definitions take
     a third of a second. Raises PolicyError with every fault and its position."""
-    if not path.exists() and not path.is_symlink():  # a dangling link does not mean "no pins"
+    if not is_written(path, error=PolicyError):
         return NO_PINS
     content = read_bytes(path, error=PolicyError, max_bytes=MAX_PINS_BYTES, inside=path.parent)
     source = sha256(content).hexdigest()
