@@ -122,8 +122,11 @@ async def _check_output(
     if result.get("isError") is True:
         return
     catalogue = exchange.service.catalogue
-    known = catalogue.known(tool) or await catalogue.tool(tool, exchange.patience_s)
-    if known.schema is None:  # changed since the call to a schema that cannot be used
+    try:
+        known = catalogue.known(tool) or await catalogue.tool(tool, exchange.patience_s)
+    except Refusal:  # its reason would say that the call was not sent
+        known = None
+    if known is None or known.schema is None:  # changed since the call, and cannot be listed or used
         raise refused("its tool has no schema that can be used")
     if known.output is None:
         return

@@ -16,6 +16,7 @@ from click.testing import CliRunner
 from sidecar.cli import main
 from sidecar.gateway import redaction
 from sidecar.gateway.redaction import wiped
+from tests.flow.causes import budgets
 from tests.flow.guests import result_of
 from tests.flow.scripts import answer, giving, stream
 from tests.flow.streams import Emitter, event, hearing, streamed
@@ -213,6 +214,22 @@ async def test_a_tool_whose_output_schema_cannot_be_used_is_not_run(tmp_path: Pa
         assert upstream.calls() == []
         assert (await running.call("delete_repo"))[0] == 200
         assert "outputSchema" in str(running.app.pipeline.live.current.services["github"].catalogue.summary())
+
+
+async def test_a_call_whose_output_cannot_be_checked_any_more_was_sent_and_is_charged(tmp_path: Path) -> None:
+    async def respond(_: web.Request, message: dict[str, Any]) -> web.Response:
+        service = running.app.live.current.services["github"]
+        while service.account.breaker.closed:
+            service.account.faulted(service.account.breaker.enter(), "others had no answer")
+        service.catalogue.stale()
+        return web.json_response(result_of(message, text("x", structuredContent={"city": "x"})))
+
+    files = budgets('tools: {"*": {daily_quota: 5}}')
+    async with before(tmp_path, "check_output: true", respond, files=files) as running:
+        status, body, _ = await running.call("get_file")
+        assert (status, body["error"]["data"]["reason"]) == (502, "response-refused")
+        assert [limit["charged"] for limit in running.ends()[-1]["limits"]] == [1]
+        assert len(running.upstream.calls()) == 1
 
 
 # --- evidence ---------------------------------------------------------------------------------------------------------
