@@ -42,6 +42,7 @@ PRELOADED: Mapping[str, Sequence[str]] = {
     str(A2A03): ("a2a.client", "grpc.aio"),
 }
 SOCKET = "forks.sock"
+IMPORTS_WITHIN_S = 300.0
 OURS = ("sidecar", "tests.", "bench.")  # the modules that `python -m` starts by a fork
 CLIENT = """\
 #!{python} -SE
@@ -85,6 +86,18 @@ def python(interpreter: str | Path = sys.executable) -> str:
 def sidecar() -> str:
     """The program, likewise."""
     return f"{started.get(sys.executable, Path(sys.executable).parent)}/sidecar"
+
+
+async def imported(interpreter: str = sys.executable) -> None:
+    """Waits until the process that forks has imported its modules, which on a busy machine takes longer than a test
+    waits for an answer."""
+    if interpreter not in started:
+        return
+    async with asyncio.timeout(IMPORTS_WITHIN_S):
+        reader, writer = await asyncio.open_unix_connection(f"{Path(started[interpreter]).parent}/{SOCKET}")
+        writer.write_eof()
+        assert await reader.read() == b"", "a line without an order is closed"
+        writer.close()
 
 
 @contextmanager

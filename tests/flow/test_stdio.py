@@ -70,6 +70,7 @@ def alive(pid: int) -> bool:
 
 
 async def test_the_official_server_is_listed_called_and_denied(tmp_path: Path) -> None:
+    await forks.imported()
     async with talking(before(tmp_path, OFFICIAL), "session") as talk:
         listed = (await talk.ask("tools/list"))[1]["result"]["tools"]
         assert {tool["name"] for tool in listed} == {"count", "crash", "slow"}
