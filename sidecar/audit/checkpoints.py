@@ -31,6 +31,7 @@ from sidecar.http.signing_keys import (
     thumbprint,
 )
 from sidecar.protocols import base64url
+from sidecar.settings.reading import read_bounded
 
 USE: Final = "audit-checkpoint"
 MAX_LINE_BYTES: Final = 64 * 1024
@@ -117,8 +118,7 @@ def public_keys_of(key: SigningKey) -> Keys:
 def read_public_keys(path: Path) -> Keys:
     """The Ed25519 keys for checkpoints in a PEM file, or in a JWKS in the sidecar's form. Raises OSError,
     ValueError."""
-    with path.open("rb") as file:
-        raw = file.read(MAX_KEYS_BYTES)
+    raw = read_bounded(path, MAX_KEYS_BYTES)
     if raw.lstrip().startswith(b"{"):
         listed = json_object(raw).get("keys")
         entries = listed if isinstance(listed, list) else []

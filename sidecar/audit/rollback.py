@@ -68,7 +68,7 @@ def _found(path: Path, seq: int) -> str | None:
             """The first record whose line begins at this offset or later."""
             file.seek(max(0, offset - 1))
             if offset:
-                file.readline()  # up to the line's beginning
+                file.readline(MAX_LINE_BYTES + 1)  # up to the line's beginning
             while raw := file.readline(MAX_LINE_BYTES + 1):
                 if (sealed := unseal(raw.removesuffix(b"\n"))) is not None:
                     return sealed

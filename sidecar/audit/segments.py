@@ -85,7 +85,7 @@ def last_end(path: Path) -> ChainEnd | None:
     with path.open("rb") as file:
         size = file.seek(0, 2)
         file.seek(max(0, size - MAX_LINE_BYTES - 1))
-        lines = file.read().split(b"\n")
+        lines = file.read(MAX_LINE_BYTES + 1).split(b"\n")
     last = unseal(lines[-2]) if len(lines) > 1 and not lines[-1] else None
     return None if last is None else ChainEnd(last.seq, last.hash)
 

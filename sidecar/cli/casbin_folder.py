@@ -9,9 +9,11 @@ import click
 
 from sidecar.errors import SettingsError
 from sidecar.policy.files import COMMON_MODEL, KINDS
+from sidecar.policy.rows import MAX_FILE_BYTES
 from sidecar.policy_tools.casbin_program import CasbinMap, Proposal, check_program, files_in, propose, read_program
 from sidecar.policy_tools.rule_text import scalar
 from sidecar.settings.policy import ObjectTarget
+from sidecar.settings.reading import read_bounded
 from sidecar.settings.yaml_document import read_document
 
 POLICY_FILE = "policies/policy.csv"
@@ -52,7 +54,8 @@ def read_folder(model: Path, policy: Path, map_path: Path | None, rows: str = PO
     check_program(model, files, proposal.settings)
     stem = rows.removesuffix(".csv")
     named = {rows: files[0]} if len(files) == 1 else {f"{stem}.{path.stem}.csv": path for path in files}
-    return CasbinFolder(model.read_bytes(), {name: path.read_bytes() for name, path in named.items()}, proposal)
+    found = {name: read_bounded(path, MAX_FILE_BYTES) for name, path in named.items()}
+    return CasbinFolder(read_bounded(model, MAX_FILE_BYTES), found, proposal)
 
 
 def attributes_yaml(proposal: Proposal) -> str:

@@ -16,11 +16,12 @@ from sidecar.cli.client_files.formats import (
     snippet,
     written,
 )
-from sidecar.cli.client_files.jsonc import read_jsonc
+from sidecar.cli.client_files.jsonc import MAX_BYTES, read_jsonc
 from sidecar.cli.client_files.wrap import backup_of, keep_backup, leads_here, names_of, unwrap as unwrapped, wrap_at
 from sidecar.cli.command import CommandFailed, config_and_json, json_option, print_json, settings_in
 from sidecar.errors import visible
 from sidecar.http.client import parse_origin
+from sidecar.settings.reading import read_bounded
 from sidecar.settings.sidecar_file import Settings
 from sidecar.settings.writing import write_whole
 
@@ -98,7 +99,7 @@ def unwrap(path: Path, as_json: bool) -> None:
     backup = backup_of(path)
     if not backup.exists():
         raise CommandFailed(f"{path} has no backup {backup.name}: nothing to restore")
-    done = unwrapped(raw, backup.read_bytes(), path)
+    done = unwrapped(raw, read_bounded(backup, MAX_BYTES), path)
     _put_if_unchanged(path, raw, done.raw)
     if not done.left:
         backup.unlink()
@@ -169,6 +170,6 @@ def _written(path: Path, raw: bytes, text: str) -> Path:
 
 def _put_if_unchanged(path: Path, raw: bytes, wanted: bytes) -> None:
     """Replaces the file only if it is unchanged, because a running client may write to it too."""
-    if path.read_bytes() != raw:
+    if read_bounded(path, MAX_BYTES) != raw:
         raise CommandFailed(f"{path} was changed meanwhile: nothing was written, try again")
     write_whole(path, wanted)

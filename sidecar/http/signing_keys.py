@@ -34,7 +34,8 @@ from jwt.algorithms import ECAlgorithm, OKPAlgorithm, RSAAlgorithm
 
 from sidecar.errors import SettingsError, fault_in
 from sidecar.protocols import base64url
-from sidecar.settings.secrets import keep_once
+from sidecar.settings.reading import read_bounded
+from sidecar.settings.secrets import MAX_BYTES, keep_once
 
 ALGORITHMS = ("ES256", "RS256", "EdDSA")
 _NO_KEY = "not an RSA, P-256 or Ed25519 key"
@@ -87,7 +88,7 @@ def read_signing_key(path: Path) -> SigningKey:
     """Reads a private key from a PEM file. Raises OSError, or ValueError for any other file, key or an encrypted
     one."""
     try:
-        private = serialization.load_pem_private_key(path.read_bytes(), password=None)
+        private = serialization.load_pem_private_key(read_bounded(path, MAX_BYTES), password=None)
     except TypeError as error:
         raise ValueError("the key is encrypted") from error
     except UnsupportedAlgorithm as error:
@@ -99,7 +100,7 @@ def read_signing_key(path: Path) -> SigningKey:
 
 def read_public_jwk(path: Path) -> Mapping[str, Any]:
     """Returns the public half of a PEM file with either half. Raises OSError, or ValueError for another file."""
-    pem = path.read_bytes()
+    pem = read_bounded(path, MAX_BYTES)
     if b"PRIVATE KEY" in pem:
         return read_signing_key(path).public_jwk
     try:

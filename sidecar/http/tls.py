@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from sidecar.errors import Fault, SettingsError, fault_in
-from sidecar.settings.secrets import check_private
+from sidecar.settings.reading import read_bounded
+from sidecar.settings.secrets import MAX_BYTES, check_private
 from sidecar.settings.server import TlsFiles
 
 MAX_CA_BYTES: Final = 4 * 2**20
@@ -54,8 +55,8 @@ def tls_from(files: TlsFiles) -> TlsContexts:
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_alpn_protocols(["http/1.1"])
     try:
+        context.pair = read_bounded(files.key_path, MAX_BYTES), read_bounded(files.cert_path, MAX_CA_BYTES)
         context.load_cert_chain(files.cert_path, files.key_path, password=_no_password)
-        context.pair = files.key_path.read_bytes(), files.cert_path.read_bytes()
     except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
         hint = "a PEM file with the certificate and its chain, and the unencrypted key that belongs to it"
         raise SettingsError([_fault(files.cert_path, f"no usable certificate and key: {_why(error)}", hint)]) from None
@@ -67,11 +68,7 @@ def tls_from(files: TlsFiles) -> TlsContexts:
 def read_authorities(path: Path) -> str:
     """Returns the authorities in a PEM file, with a line end after the last. Raises SettingsError."""
     try:
-        with path.open("rb") as file:
-            pem = file.read(MAX_CA_BYTES + 1)
-        if len(pem) > MAX_CA_BYTES:
-            raise ValueError(f"it is larger than {MAX_CA_BYTES} bytes")
-        text = pem.decode("ascii")
+        text = read_bounded(path, MAX_CA_BYTES).decode("ascii")
         ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=text)
     except (OSError, ValueError) as error:
         raise SettingsError([_fault(path, f"no usable authorities: {_why(error)}", HINT)]) from None

@@ -29,6 +29,7 @@ from sidecar.http.signing_keys import thumbprint
 from sidecar.identity.credentials import bad_credential
 from sidecar.identity.spiffe import KeyUse
 from sidecar.protocols.jsonrpc import parse_json
+from sidecar.settings.reading import read_bounded
 
 MAX_JWKS_BYTES = 256 * 1024
 MAX_KEYS = 64
@@ -102,9 +103,8 @@ def parse_jwks(raw: bytes, use: KeyUse = "sig") -> tuple[VerificationKey, ...]:
 
 
 def read_jwks_file(path: Path) -> bytes:
-    """Reads a key set from a file, up to one byte beyond the limit. Raises OSError."""
-    with path.open("rb") as file:
-        return file.read(MAX_JWKS_BYTES + 1)
+    """Reads a key set from a file. Raises OSError."""
+    return read_bounded(path, MAX_JWKS_BYTES)
 
 
 class IssuerKeys:

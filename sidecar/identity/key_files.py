@@ -17,10 +17,12 @@ from sidecar.errors import ConfigError, SettingsError, fault_in
 from sidecar.identity.api_keys import HASH_PREFIX, KeyEntry, KeyFile, digest_of, read_pepper, records_of
 from sidecar.identity.credentials import API_KEY_PREFIX
 from sidecar.settings.field_types import is_caller
+from sidecar.settings.reading import read_bounded
 from sidecar.settings.secrets import keep_once
 from sidecar.settings.timestamps import rfc3339
 from sidecar.settings.writing import write_whole
 from sidecar.settings.yaml_document import read_document
+from sidecar.settings.yaml_nodes import MAX_BYTES
 
 RandomBytes = Callable[[int], bytes]
 _EMPTY = "version: 1\nkeys:\n"
@@ -85,7 +87,7 @@ def write_secret(path: Path, text: str) -> None:
 
 def _text_of(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        return read_bounded(path, MAX_BYTES).decode()
     except FileNotFoundError:
         return _EMPTY
     except (OSError, UnicodeDecodeError) as error:

@@ -29,7 +29,9 @@ from redis.crc import key_slot
 from redis.exceptions import RedisError
 
 from sidecar.errors import SettingsError, fault_in
+from sidecar.http.tls import MAX_CA_BYTES
 from sidecar.limits.redis_pipeline import pack
+from sidecar.settings.reading import read_bounded
 from sidecar.settings.secrets import check_private, read_secret
 from sidecar.settings.store import StorePlace, StoreSettings
 
@@ -285,10 +287,14 @@ def _check_files(chosen: StoreSettings) -> None:
         return
     file = tls.ca_path
     try:
+        if tls.ca_path is not None:
+            read_bounded(tls.ca_path, MAX_CA_BYTES)
         context = ssl.create_default_context(cafile=tls.ca_path)
         if tls.cert_path is not None:
             file = tls.cert_path
             check_private(tls.key_path or tls.cert_path)
+            for file in filter(None, (tls.key_path, tls.cert_path)):
+                read_bounded(file, MAX_CA_BYTES)
             context.load_cert_chain(tls.cert_path, tls.key_path, password=lambda: "")
     except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
         raise SettingsError([fault_in(file or "store.tls", f"cannot be used for TLS: {error}", code="S136")]) from None

@@ -10,8 +10,10 @@ from sidecar.policy.conditions import Condition, Language
 from sidecar.policy.faults import Faults, SourceLine
 from sidecar.policy.grammar import NONE
 from sidecar.policy.model import Model
+from sidecar.policy.rows import MAX_FILE_BYTES
 from sidecar.policy.table import RowTable, TableShape, TextPool
 from sidecar.settings.policy import PolicyScope
+from sidecar.settings.reading import read_bounded
 from sidecar.vocabulary import PermissionKind
 
 MAX_ROWS = 2_000_000
@@ -69,7 +71,8 @@ class PolicyBuilder:
         file, number = place
         if self._looked_up[0] != file:
             try:
-                self._looked_up = file, Path(file).read_text("utf-8-sig", "replace").split("\n")
+                text = read_bounded(Path(file), MAX_FILE_BYTES).decode("utf-8-sig", "replace")
+                self._looked_up = file, text.split("\n")
             except OSError:
                 self._looked_up = file, ()
         lines = self._looked_up[1]

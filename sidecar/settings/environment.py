@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from sidecar.errors import Fault, fault_in
+from sidecar.settings.reading import read_bounded
 from sidecar.settings.yaml_document import Document
 from sidecar.settings.yaml_nodes import Loc, YamlNode, YamlSpan, compose
 from sidecar.settings.yaml_scalars import DoubtfulScalarError, meaning_of
@@ -91,11 +92,7 @@ def _node_of(variable: _Variable, faults: list[Fault]) -> YamlNode | None:
 def _secret(variable: _Variable, faults: list[Fault]) -> str | None:
     """The text of a file without the final line break that editors add; None with a fault if it cannot be used."""
     try:
-        with Path(variable.value).open("rb") as file:
-            raw = file.read(MAX_SECRET_BYTES + 1)
-        if len(raw) <= MAX_SECRET_BYTES:
-            return raw.decode("utf-8").removesuffix("\n").removesuffix("\r")
-        problem = f"{variable.value} is larger than {MAX_SECRET_BYTES} bytes"
+        return read_bounded(Path(variable.value), MAX_SECRET_BYTES).decode().removesuffix("\n").removesuffix("\r")
     except UnicodeDecodeError:
         problem = f"{variable.value} is not UTF-8"
     except (OSError, ValueError) as error:

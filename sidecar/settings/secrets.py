@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from sidecar.errors import SettingsError, fault_in
+from sidecar.settings.reading import bounded_content
 from sidecar.settings.validation_errors import Finding
 
 MIN_CHARACTERS = 32  # 128 bits in hexadecimal digits
@@ -124,7 +125,7 @@ def read_hex_key(path: Path, what: str, code: str, *, strong: bool = True) -> by
         mode = os.fstat(file.fileno()).st_mode
         if mode & OPEN_TO_OTHERS:
             raise unusable(f"is open to others (mode {stat.S_IMODE(mode):04o})", f"chmod 600 {path}")
-        raw = file.read(MAX_BYTES)
+        raw = bounded_content(file, MAX_BYTES)
     try:
         key = bytes.fromhex(raw.decode("ascii").strip())
     except ValueError:

@@ -8,6 +8,7 @@ import orjson
 from pydantic import Field, TypeAdapter
 
 from sidecar.errors import SettingsError, fault_in
+from sidecar.settings.reading import read_bounded
 from sidecar.settings.shipped_files import shipped
 from sidecar.settings.sidecar_file import Settings
 
@@ -53,8 +54,7 @@ def kept_for(settings: Settings) -> StoredPolicy | None:
     because without the record an older policy could replace it."""
     path = shelf_of(settings) / CURRENT
     try:
-        with path.open("rb") as file:
-            said = orjson.loads(file.read(MAX_BYTES))
+        said = orjson.loads(read_bounded(path, MAX_BYTES))
         if said["v"] != VERSION:
             raise ValueError(f"it has version {said['v']!r}")
         return TypeAdapter(StoredPolicy).validate_python(said)

@@ -281,6 +281,19 @@ def test_persons_are_named_by_their_part() -> None:
     assert sum(len(words.findall(source)) for source in sources().values()) < 20
 
 
+def test_no_file_is_read_without_a_limit() -> None:
+    """Except the package's own files, what the kernel writes, and what the demo wrote a moment before."""
+    own = "storage/redis_script policy/yaml_rows policy_tools/export/__init__ policy_tools/check/formats cli/init"
+    more = "limits/redis_store admin/console/rendering cli/policy/casbin_import"
+    kernel, demo = "app/usable_cpus policy_tools/bench upstreams/processes/warden", "cli/demo"
+    exempt = {Path(f"{name}.py") for name in f"{own} {more} {kernel} {demo}".split()}
+    unlimited = re.compile(
+        r"\.read_(?:text|bytes)\(|\b(?:file|source|pipe|stdin|buffer)\.(?:read|readline|readlines)\(\)"
+    )
+    found = {path.relative_to(ROOT / "sidecar") for path, source in sources().items() if unlimited.search(source)}
+    assert found == exempt
+
+
 def test_sql_and_lua_are_in_two_rooms() -> None:
     spoken = re.compile(r"redis\.call\(|\b(?:SELECT .* FROM|INSERT INTO|CREATE TABLE|DELETE FROM)\b")
     found = {path.relative_to(ROOT / "sidecar").parts[0] for path, source in sources().items() if spoken.search(source)}

@@ -23,6 +23,7 @@ from sidecar.errors import SettingsError
 from sidecar.policy.model import MAX_MODEL_CHARS
 from sidecar.policy.rows import MAX_FILE_BYTES
 from sidecar.settings.policy import SECRET_PLACE, AdapterSource, PythonClass
+from sidecar.settings.reading import read_bounded
 from sidecar.settings.secrets import read_secret
 from sidecar.settings.sidecar_file import Settings
 from sidecar.settings.stored_policy import ROWS_FILE, StoredPolicy, kept_for
@@ -198,12 +199,10 @@ def _prepared(settings: Settings, chosen: AdapterSource) -> tuple[Order, list[st
         "watcher": None if chosen.watcher is None else _class_order(chosen.watcher, secrets),
         "hidden": list(secrets.values()),
     }
-    models = []
     try:
         folder = settings.policy.models
-        for path in sorted(folder.glob("*.conf")) if isinstance(folder, Path) else ():
-            with path.open(encoding="utf-8") as file:
-                models.append(file.read(MAX_MODEL_CHARS))
+        paths = sorted(folder.glob("*.conf")) if isinstance(folder, Path) else ()
+        models = [read_bounded(path, 4 * MAX_MODEL_CHARS).decode() for path in paths]
     except (OSError, UnicodeDecodeError) as error:
         raise SourceError(f"the models cannot be read: {error}") from None
     return order, models

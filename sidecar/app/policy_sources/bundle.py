@@ -18,6 +18,7 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from sidecar.app.policy_sources.tarball import (
+    MAX_FILE_BYTES,
     BadArchive,
     TarMember,
     TarNames,
@@ -28,6 +29,7 @@ from sidecar.app.policy_sources.tarball import (
 )
 from sidecar.http.signing_keys import SigningKey, read_public_jwk
 from sidecar.protocols import base64url
+from sidecar.settings.reading import read_bounded
 
 MANIFEST, SIGNATURES = "manifest.json", "signatures.json"
 FOLDERS: Final = ("policies", "models")
@@ -113,10 +115,9 @@ def opened(bundle: bytes, keys: Keys, *, into: Path | None = None) -> Bundle:
 
 def read_keys(path: Path) -> Keys:
     """Reads the trusted keys: a JWKS or a PEM file of Ed25519 keys. Raises BadArchive, OSError."""
-    with path.open("rb") as file:
-        raw = file.read(MAX_KEY_FILE + 1)
+    raw = read_bounded(path, MAX_KEY_FILE)
     try:
-        listed = [read_public_jwk(path)] if b"-----BEGIN" in raw else orjson.loads(raw[:MAX_KEY_FILE])["keys"]
+        listed = [read_public_jwk(path)] if b"-----BEGIN" in raw else orjson.loads(raw)["keys"]
         keys = {
             str(one["kid"]): Ed25519PublicKey.from_public_bytes(base64url.decode(str(one["x"])))
             for one in listed
@@ -137,7 +138,7 @@ def _files_of(folder: Path) -> Iterator[tuple[str, bytes]]:
             if any(part.startswith(".") for part in relative.parts) or path.is_dir():
                 continue
             names.take(relative.as_posix())
-            yield relative.as_posix(), path.read_bytes()
+            yield relative.as_posix(), read_bounded(path, MAX_FILE_BYTES)
 
 
 def _small(member: TarMember | None, name: str, most: int) -> bytes:

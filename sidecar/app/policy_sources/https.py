@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from sidecar.app.policy_sources.bundle import opened, read_keys
+from sidecar.app.policy_sources.bundle import MAX_KEY_FILE, opened, read_keys
 from sidecar.app.policy_sources.stored_revisions import SourceError, StoredRevisions, objection
 from sidecar.errors import SettingsError
 from sidecar.http.client import Egress, EgressError, egress_from
@@ -15,6 +15,7 @@ from sidecar.http.client.fetch import FetchedDocument, fetch_newer
 from sidecar.http.tls import read_authorities
 from sidecar.settings.egress import EgressSettings
 from sidecar.settings.policy import BundleSource
+from sidecar.settings.reading import read_bounded
 from sidecar.settings.secrets import read_secret
 from sidecar.settings.sidecar_file import Settings
 from sidecar.settings.stored_policy import StoredPolicy, kept_for
@@ -94,7 +95,7 @@ class BundleOrigin:
 
 def _read(path: Path) -> bytes:
     try:
-        return path.read_bytes()
+        return read_bounded(path, MAX_KEY_FILE)
     except OSError as error:
         raise SourceError(f"{path} cannot be read: {error.strerror}") from None
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import click
 
 from sidecar.app.policy_sources.bundle import build, opened, read_keys, sign
+from sidecar.app.policy_sources.https import MAX_BYTES
 from sidecar.app.policy_sources.tarball import BadArchive
 from sidecar.cli.command import (
     EXISTING_FILE,
@@ -21,6 +22,7 @@ from sidecar.cli.lazy_group import Group
 from sidecar.cli.token import signing_key_in
 from sidecar.http.signing_keys import read_signing_key
 from sidecar.policy_tools.policy_location import in_folder
+from sidecar.settings.reading import read_bounded
 from sidecar.settings.timestamps import rfc3339
 from sidecar.settings.writing import write_whole
 
@@ -72,7 +74,7 @@ def build_(
 def sign_(file: Path, key_path: Path, as_json: bool) -> None:
     """Sign FILE. Signatures of other keys remain, so that you can rotate keys."""
     try:
-        write_whole(file, sign(file.read_bytes(), signing_key_in(key_path)), mode=0o644)
+        write_whole(file, sign(read_bounded(file, MAX_BYTES), signing_key_in(key_path)), mode=0o644)
     except BadArchive as bad:
         raise CommandFailed(f"{file}: {bad}", INVALID)
     kid = read_signing_key(key_path).kid
@@ -89,7 +91,7 @@ def sign_(file: Path, key_path: Path, as_json: bool) -> None:
 def verify_(file: Path, keys_path: Path, name: str | None, as_json: bool) -> None:
     """Check FILE as a sidecar does, but do not compare its version with an earlier one."""
     try:
-        found = opened(file.read_bytes(), read_keys(keys_path))
+        found = opened(read_bounded(file, MAX_BYTES), read_keys(keys_path))
         if name is not None and found.manifest.name != name:
             raise BadArchive(f"it is the policy of {found.manifest.name}")
     except BadArchive as bad:

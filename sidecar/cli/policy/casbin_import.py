@@ -10,7 +10,9 @@ from sidecar.cli.command import EXISTING_FILE, EXISTING_FOLDER, CommandFailed, j
 from sidecar.cli.policy.convert import write_files
 from sidecar.errors import visible
 from sidecar.policy.files import KINDS
+from sidecar.policy.rows import MAX_FILE_BYTES
 from sidecar.policy_tools.policy_location import CONFIG, MODELS, POLICIES
+from sidecar.settings.reading import read_bounded
 from sidecar.settings.shipped_files import shipped
 
 ATTRIBUTES = f"{POLICIES}/attributes.yaml"
@@ -71,7 +73,9 @@ def _in_the_way(folder: Path, kind: str, model: str) -> Iterator[str]:
     models = [folder / model] if kind != "all" else [*(folder / MODELS).glob("*.conf")]
     for path in models:
         own = shipped(MODELS) / path.name
-        if path.exists() and (kind == "all" or not own.exists() or path.read_bytes() != own.read_bytes()):
+        if path.exists() and (
+            kind == "all" or not own.exists() or read_bounded(path, MAX_FILE_BYTES) != own.read_bytes()
+        ):
             yield path.relative_to(folder).as_posix()
     stems = [each.value for each in KINDS] + ["policy"] if kind == "all" else [kind]
     for path in (folder / POLICIES).rglob("*.csv"):

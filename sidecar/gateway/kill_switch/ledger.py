@@ -18,6 +18,7 @@ import orjson
 from sidecar.errors import SettingsError, fault_in
 from sidecar.gateway.kill_switch.entries import NONE_DISABLED, Disabled, is_object
 from sidecar.gateway.kill_switch.switch_versions import MAX_NUMBER, SwitchVersion, flip_from
+from sidecar.settings.reading import read_bounded
 from sidecar.settings.writing import sync_folder, write_whole
 
 LEDGER_FILE = "disabled.json"
@@ -41,8 +42,7 @@ class SwitchLedger:
         """Reads the file; returns an empty ledger if there is none. Raises SettingsError."""
         ledger = cls(path)
         try:
-            with path.open("rb") as file:
-                ledger.take(_parsed(file.read(MAX_BYTES + 1)))
+            ledger.take(_parsed(read_bounded(path, MAX_BYTES)))
         except FileNotFoundError:
             pass
         except (OSError, ValueError) as error:
@@ -116,8 +116,6 @@ class SwitchLedger:
 
 
 def _parsed(raw: bytes) -> list[SwitchVersion]:
-    if len(raw) > MAX_BYTES:
-        raise ValueError(f"larger than {MAX_BYTES // 2**20} MiB")
     document = orjson.loads(raw)
     if not isinstance(document, dict) or document.get("version") != VERSION or "flips" not in document:
         raise ValueError("it has another kind or version")

@@ -28,12 +28,14 @@ from sidecar.policy.faults import Faults
 from sidecar.policy.files import COMMON_MODEL, KINDS, POLICY, read_text
 from sidecar.policy.grammar import NONE
 from sidecar.policy.model import ALLOW_AND_DENY, ALLOW_OVERRIDE, DOMAIN, guardrail_model
+from sidecar.policy.rows import MAX_FILE_BYTES
 from sidecar.policy.stock.expression import text_fields
 from sidecar.policy.stock.model import StockModel
 from sidecar.policy.stock.reading import EXPIRES_AT, LIMIT, WHEN, path_of
 from sidecar.policy_tools.casbin_calls import is_asked
 from sidecar.policy_tools.diff.terms import approvable_actions
 from sidecar.policy_tools.rule_text import columns, place
+from sidecar.settings.reading import read_bounded
 from sidecar.vocabulary import PermissionKind, RuleRef
 
 _TAKEN_BY_CASBIN = '%,()[]"'
@@ -82,8 +84,8 @@ def export(source: PolicySource, models: Path) -> Exported:
     kinds: dict[str, dict[str, object]] = {}
     for (model, policy), decided in _stock_files(source).items():
         first = source.stock[decided[0]].source
-        found[model] = Path(first.file).read_bytes()
-        found[policy] = _joined([Path(file).read_bytes() for file in first.names])
+        found[model] = read_bounded(Path(first.file), MAX_FILE_BYTES)
+        found[policy] = _joined([read_bounded(Path(file), MAX_FILE_BYTES) for file in first.names])
         for kind in decided:
             table = source.stock[kind]
             about = {"model": model, "policy": policy, "use": table.source.model.suffix}

@@ -1,6 +1,7 @@
 """Who counts, and how is that one reached: by Sentinels, in a Cluster, over TLS?"""
 
 import asyncio
+import os
 import re
 import socket
 import ssl
@@ -197,14 +198,18 @@ async def test_over_tls_both_show_a_certificate_and_a_strangers_is_none(fresh_va
 
 
 def test_files_that_are_of_no_use_are_told_at_the_start(tmp_path: Path) -> None:
-    junk = tmp_path / "junk"
+    junk, huge = tmp_path / "junk", tmp_path / "huge"
     junk.write_text("")
+    huge.touch(0o600)
+    os.truncate(huge, 65 * 2**20)
     for settings in (
         {"url": "redis://h", "username": "u", "password_path": junk},
         {"url": "rediss://h", "tls": StoreTls(ca_path=junk)},
+        {"url": "rediss://h", "tls": StoreTls(ca_path=huge)},
+        {"url": "rediss://h", "tls": StoreTls(cert_path=huge, key_path=huge)},
         {"url": "redis+sentinel://h/s", "sentinel": {"password_path": junk}},
     ):
-        with pytest.raises(SettingsError, match=r"junk|empty"):
+        with pytest.raises(SettingsError, match=r"junk|empty|huge.*larger than"):
             finder_of(StoreSettings(**settings))
 
 

@@ -17,6 +17,7 @@ from sidecar.admin.console.side_by_side import side_by_side
 from sidecar.errors import Refusal
 from sidecar.gateway.kill_switch import SwitchEntry, object_of
 from sidecar.gateway.snapshot import Service, Snapshot
+from sidecar.settings.reading import read_bounded
 from sidecar.settings.timestamps import rfc3339
 from sidecar.upstreams.agents import AgentUpstream
 from sidecar.upstreams.mcp.pin_review import PINNED, ReviewedTool, approved, member_lines, review_of, reviewed
@@ -202,8 +203,7 @@ def _patch(
     """The patch of pins.yaml, or `why` there is none. `unfit` are the tools that cannot be pinned. Blocks."""
     none: Mapping[str, Any] = {"patch": "", "unfit": {}, "is_too_long": False}
     try:
-        with path.open("rb") as file:
-            old = file.read(MAX_PINS_BYTES)
+        old = read_bounded(path, MAX_PINS_BYTES)
     except FileNotFoundError:
         old = b""
     except OSError as error:
