@@ -58,7 +58,7 @@ def test_what_stands_in_the_way_of_what_is_kept_is_told(tmp_path: Path, place: s
         assert faults(tmp_path)["sidecar.yaml"].code == "S116"
     else:
         (tmp_path / place).mkdir()
-        assert faults(tmp_path)[place].code in ("S116", "D102")
+        assert faults(tmp_path)[place].code in ("S116", "D102", "A101")
 
 
 def test_a_folder_of_somebody_else_is_a_doubt_of_a_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from heapq import merge
 from pathlib import Path
-from queue import SimpleQueue
+from queue import Queue
 from threading import Event, Thread
 from typing import Any, Final, get_args
 
@@ -26,6 +26,8 @@ from sidecar.cli.timestamps import Moment
 from sidecar.errors import AuditStatus, Reason
 
 _TIMESTAMP: Final = re.compile(rb'"timestamp":"([^"]{0,40})"')
+
+MAX_WAITING: Final = 100  # lines that were read and are not printed yet
 
 
 @click.command("show")
@@ -107,7 +109,7 @@ def _followed(named: Sequence[Sequence[Path]]) -> Iterator[bytes]:
     wait = partial(Event().wait, 0.2)
     if len(named) == 1:
         yield from follow(named[0], wait)
-    found = SimpleQueue[bytes | OSError]()
+    found = Queue[bytes | OSError](MAX_WAITING)
 
     def read(files: Sequence[Path]) -> None:
         try:

@@ -3,6 +3,8 @@
 import io
 import re
 import subprocess
+import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -326,6 +328,29 @@ def test_the_records_of_all_logs_are_shown_by_their_time(
     Path("sidecar.yaml").write_text("version: 1\naudit: {key_path: keys/audit.key}\n")
     assert len(run("show", "--json").output.splitlines()) == 6
     assert run("verify").output.count("the evidence holds") == 3
+
+
+def test_logs_that_are_followed_are_read_no_faster_than_they_are_printed(folder: Path) -> None:
+    logs = [folder / part / "audit" / "audit.jsonl" for part in ("", "workers/1", "workers/2")]
+    for log in logs:
+        log.write_bytes(log.read_bytes() * 500)
+
+    def read_bytes(pid: int) -> int:
+        """The positions in the open logs; they include what the reader has buffered."""
+        found = [one.name for one in Path(f"/proc/{pid}/fd").iterdir() if one.readlink() in logs]
+        return sum(int(Path(f"/proc/{pid}/fdinfo/{name}").read_text().split()[1]) for name in found)
+
+    command = [sys.executable, "-m", "sidecar", "audit", "show", str(folder), "--follow", "--json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as following:
+        try:
+            assert following.stdout
+            following.stdout.readline()  # and none of the others
+            until_s = time.monotonic() + 1.0
+            while time.monotonic() < until_s:
+                assert 0 < read_bytes(following.pid) < sum(log.stat().st_size for log in logs) / 2
+                time.sleep(0.05)
+        finally:
+            following.kill()
 
 
 def test_what_is_added_to_any_log_is_followed(folder: Path) -> None:
