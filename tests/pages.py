@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-_AT_THE_TOP = ("README.md", "CONTRIBUTING.md", "DECISIONS.md", "SECURITY.md")
+_AT_THE_TOP = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "DECISIONS.md", "SECURITY.md")
 PAGES = (*(ROOT / name for name in _AT_THE_TOP if (ROOT / name).is_file()), *sorted((ROOT / "docs").rglob("*.md")))
 NAMES = [path.relative_to(ROOT).as_posix() for path in PAGES]
 
