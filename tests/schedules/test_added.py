@@ -92,7 +92,7 @@ async def test_who_would_call_as_one_that_stands_behind_us_does_not(tmp_path: Pa
     async with clockwork(tmp_path) as works:
         works.write()
         one = works.replicas[0].scheduler
-        with pytest.raises(Refusal, match="is served by this sidecar"):
+        with pytest.raises(Refusal, match="is the name of an upstream or agent of this sidecar"):
             await one.add("researcher", ADDED, "me")
         await one.add("minutely", ADDED.model_copy(update={"principal": "nhi:planner"}), "me")
         now = works.replicas[0].live.current
