@@ -99,7 +99,7 @@ class RedisCarrier:
                 self._disconnect()  # a replica, or not yet ready: another server may answer next time
                 raise _failed(_why(error), unsure=unsure) from None
             except (RedisError, OSError) as error:
-                unsure = unsure or self._connection is not None
+                unsure = unsure or self._connection is not None  # without one, nothing was sent
                 self._disconnect()
                 if self._over.wait(next(waits_s)):
                     raise _failed(_why(error), unsure=unsure) from None
@@ -132,8 +132,9 @@ class RedisCarrier:
         """Sends a command and returns its reply. Raises OSError, RedisError."""
         try:
             if self._connection is None:
-                self._connection = self._connect()
-                self._connection.connect()
+                connection = self._connect()
+                connection.connect()  # closes it again if the login fails
+                self._connection = connection
             self._connection.send_command(*command)
             return self._connection.read_response(disable_decoding=True)
         except (OSError, RedisError):

@@ -19,8 +19,10 @@ from typing import Any, Protocol
 
 import orjson
 import pytest
+from redis.backoff import NoBackoff
 from redis.connection import Connection as TcpConnection, UnixDomainSocketConnection
 from redis.exceptions import RedisError
+from redis.retry import Retry
 
 from sidecar.audit.carrier import AppendLines, ChainedCarrier, UnsureError
 from sidecar.audit.chain import BEGINNING, GENESIS, HEAD_SUFFIX, MAX_LINE_BYTES, ChainEnd, parse_head, unseal
@@ -516,6 +518,25 @@ def test_what_is_no_reply_is_no_record(lie: bytes) -> None:
             ChainedCarrier(stream, BEGINNING).append([CONTROL])
         stream.close()
         liar.join(5)
+
+
+@pytest.mark.parametrize("accepts", [False, True])
+def test_of_what_was_never_sent_nothing_is_written_later(accepts: bool) -> None:
+    """The store cannot be reached, or hangs up before the login is over."""
+    (over := threading.Event()).set()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        hangs_up = threading.Thread(target=lambda: server.accept()[0].close(), daemon=True)
+        if accepts:
+            hangs_up.start()
+        else:
+            server.close()
+        stream = RedisCarrier(lambda: TcpConnection(port=port, retry=Retry(NoBackoff(), 0)), STREAM, KEY, over=over)
+        with pytest.raises(OSError) as no:
+            ChainedCarrier(stream, BEGINNING).append([CONTROL])
+    assert not isinstance(no.value, UnsureError)
+    if accepts:
+        hangs_up.join(5)
 
 
 async def test_a_stream_keeps_about_as_many_lines_as_it_may(emptied: Valkey) -> None:
