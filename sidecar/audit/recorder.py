@@ -16,7 +16,7 @@ counted.
 
 import asyncio
 import errno
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -222,8 +222,8 @@ class Recording:
             raise AssertionError("a decision is recorded once, and before the end")
         describer = self.audit.describer
         known = describer.who.get(id(self.caller)) or describer.caller(self.caller)
-        is_small = self.bytes_in <= HASHED_HERE_BYTES
-        self.args_hash = self._hash(known) if is_small else await asyncio.to_thread(self._hash, known)
+        aside = self._hash_aside(known)
+        self.args_hash = self._hash(known) if aside is None else await aside
         self._told = self.limits, self.charged, self.task_id
         self._record = record = self._gather(known, self.charged, self.args_hash, self.decision_id)
         self._latency = {}
@@ -242,8 +242,8 @@ class Recording:
         """Returns the hash of the call's arguments. Raises Refusal(MALFORMED_CALL) for arguments that cannot be
         hashed."""
         known = self.audit.describer.caller(self.caller)
-        is_small = self.bytes_in <= HASHED_HERE_BYTES
-        return (self._hash(known) if is_small else await asyncio.to_thread(self._hash, known)) or ""
+        aside = self._hash_aside(known)
+        return (self._hash(known) if aside is None else await aside) or ""
 
     @property
     def is_decided(self) -> bool:
@@ -336,8 +336,8 @@ class Recording:
         for a permitted call whose arguments cannot be hashed."""
         known = self.audit.describer.caller(self.caller)
         try:
-            is_small = self.bytes_in <= HASHED_HERE_BYTES
-            self.args_hash = self._hash(known) if is_small else await asyncio.to_thread(self._hash, known)
+            aside = self._hash_aside(known)
+            self.args_hash = self._hash(known) if aside is None else await aside
         except Refusal:  # unhashable arguments are refused, and that refusal must be recorded
             if is_permitted:
                 raise
@@ -367,6 +367,10 @@ class Recording:
             allowed = self.decision is not None and self.decision.allowed
             fields |= self.audit.describer.foreign(self.caller, fields, self.names, call, allowed=allowed)
         return {name: fields[name] for name in ("protocol", "upstream", "method", "tool")}
+
+    def _hash_aside(self, known: shape.KnownCaller) -> Awaitable[str | None] | None:
+        """Returns `_hash` in a thread for a large body; None for the others, so that they are not awaited."""
+        return None if self.bytes_in <= HASHED_HERE_BYTES else asyncio.to_thread(self._hash, known)
 
     def _hash(self, known: shape.KnownCaller) -> str | None:
         if self.call is None:
