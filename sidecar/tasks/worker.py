@@ -13,10 +13,10 @@ with each look, and another process may take records whose hold has lapsed.
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Final, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from sidecar.storage import AddedRecord, RecordBounds, RecordShare, RecordStore, RecordStoreOut
 from sidecar.storage.record_store import NOTHING, R
@@ -27,6 +27,7 @@ STORE_REST_S: Final = 1.0  # between two looks at an unavailable store
 MAX_REFUSED: Final = 1_000
 
 J = TypeVar("J")
+T = TypeVar("T")
 
 log = logging.getLogger("sidecar.tasks")
 
@@ -167,3 +168,18 @@ def backoff_s(first_s: float, most_s: float, failed: int, spread: tuple[float, f
     retried simultaneously."""
     low, high = spread
     return min(most_s, first_s * 2.0 ** min(failed - 1, 40)) * (low + (high - low) * chance)
+
+
+async def to_its_end(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Returns the coroutine's result. If this call is cancelled, it raises CancelledError once the coroutine is done,
+    for work that must not be left half done."""
+    ending = asyncio.ensure_future(coroutine)
+    cancelled: asyncio.CancelledError | None = None
+    while not ending.done():
+        try:
+            await asyncio.wait({ending})
+        except asyncio.CancelledError as now:
+            cancelled = now
+    if cancelled is not None:
+        raise cancelled
+    return ending.result()

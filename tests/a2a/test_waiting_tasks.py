@@ -3,6 +3,7 @@
 import asyncio
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -62,6 +63,37 @@ async def test_cancelling_a_waiting_task_withdraws_its_request(tmp_path: Path) -
         assert [what for what in controls if what.startswith("approval")] == ["approval-asked", "approval-withdrawn"]
         assert (await call(world, "GET", f"/{task}"))[1]["state"] == "cancelled"
         assert (await create(world)) != task and (await asked(world)).name != one.name
+
+
+class SlowStore:
+    """A store of approvals that answers when it may."""
+
+    def __init__(self, store: Any) -> None:
+        self._store, self.asked, self.may = store, asyncio.Event(), asyncio.Event()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    async def get(self, key: str) -> Any:
+        self.asked.set()
+        await self.may.wait()
+        return await self._store.get(key)
+
+
+async def test_a_caller_who_disconnects_while_its_task_is_cancelled_leaves_no_request_behind(tmp_path: Path) -> None:
+    async with approving_world(tmp_path, settings=QUICK) as world:
+        task, one = await create(world), await asked(world)
+        approvals: Any = world.app.approvals
+        approvals.store = store = SlowStore(approvals.store)
+        leaving = asyncio.create_task(call(world, "POST", f"/{task}/cancel"))
+        await store.asked.wait()
+        leaving.cancel()
+        await asyncio.sleep(0.2)  # until the sidecar has heard of it
+        store.may.set()
+        async with asyncio.timeout(5):
+            while [each.name for each in await requests(world, ApprovalState.WITHDRAWN)] != [one.name]:
+                await asyncio.sleep(0.02)
+        assert (await call(world, "GET", f"/{task}"))[1]["state"] == "cancelled"
 
 
 async def test_one_approval_carries_out_one_of_two_equal_tasks(tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ from sidecar.tasks.api.request_reader import TaskQuery, TaskRequest, cancels, ge
 from sidecar.tasks.api.task_orders import TaskOrders
 from sidecar.tasks.api.task_record import SEEN, Task, TaskState, TaskStep
 from sidecar.tasks.api.task_runner import TaskRunner
+from sidecar.tasks.worker import to_its_end
 from sidecar.upstreams.agents import OutgoingOperation
 from sidecar.vocabulary import Caller, Decision, Question
 
@@ -155,16 +156,20 @@ class TaskFrontend:
                         said = await self._cancel_there(charged, record, limit_s)
                         return await _respond(request, cancelled(await self._cancelled(caller, record, said)))
                     if record.step is TaskStep.UNSENT:
-                        ended = await self.runner.end(record, TaskState.CANCELLED)
+                        ended = await to_its_end(self._end_unsent(caller, record))
                         if ended is not None:
-                            if record.approval:
-                                await self.orders.stages.approvals.withdraw(record.approval, caller)
                             return await _respond(request, cancelled(ended))
                     await asyncio.sleep(pause_s)
                     pause_s = min(SLOWEST_LOOK_S, pause_s * 2)
                     record = await self._own(caller, record.id)
         except TimeoutError:
             raise Refusal(Reason.UPSTREAM_TIMEOUT, "the agent has not answered yet") from None
+
+    async def _end_unsent(self, caller: Caller, record: Task) -> Task | None:
+        ended = await self.runner.end(record, TaskState.CANCELLED)
+        if ended is not None and record.approval:
+            await self.orders.stages.approvals.withdraw(record.approval, caller)
+        return ended
 
     async def _cancel_there(self, charged: Charged, record: Task, limit_s: float) -> str:
         """Cancels the task at the agent; returns its state there. Raises Refusal."""

@@ -24,6 +24,7 @@ from sidecar.tasks.api.models import message_task
 from sidecar.tasks.api.task_lifecycle import UNKNOWN_WHETHER_SENT
 from sidecar.tasks.api.task_record import Task, TaskState, TaskStep
 from sidecar.tasks.api.task_runner import TaskRunner
+from sidecar.tasks.worker import to_its_end
 from sidecar.vocabulary import Caller, skill_in
 
 PURPOSE: Final = b"sidecar/waiting-message/1\0"
@@ -83,12 +84,17 @@ class WaitingMessages:
                 return self._shown(record)
             if record.step is not TaskStep.UNSENT:
                 return None
-            if (ended := await self.runner.end(record, TaskState.CANCELLED)) is not None:
-                await self.runner.means.push_end(record, ended)
-                await self.runner.means.stages.approvals.withdraw(record.approval, caller)
-                await self._owner_saw(ended)
+            if (ended := await to_its_end(self._end_unsent(record, caller))) is not None:
                 return self._shown(ended)
         return None
+
+    async def _end_unsent(self, record: Task, caller: Caller) -> Task | None:
+        ended = await self.runner.end(record, TaskState.CANCELLED)
+        if ended is not None:
+            await self.runner.means.push_end(record, ended)
+            await self.runner.means.stages.approvals.withdraw(record.approval, caller)
+            await self._owner_saw(ended)
+        return ended
 
     async def go_on(self, task_id: str, caller: Caller) -> None:
         """Sends an approved message whose agent receives its caller's own token, with the token of this request."""

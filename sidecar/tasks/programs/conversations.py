@@ -34,7 +34,7 @@ from sidecar.tasks.programs.attempt import (
 )
 from sidecar.tasks.programs.conversation import PATIENCE_S, ConversationProcess, Launch, ProcessLost
 from sidecar.tasks.programs.run_record import Category, Failure
-from sidecar.tasks.programs.supervised_process import to_its_end
+from sidecar.tasks.worker import to_its_end
 from sidecar.upstreams.processes.launcher import StartFailed
 from sidecar.vocabulary import Caller
 

@@ -20,8 +20,9 @@ from sidecar.tasks.programs.attempt import (
 )
 from sidecar.tasks.programs.command_line import CommandLine, PromptFiles
 from sidecar.tasks.programs.run_record import Category, Failure
-from sidecar.tasks.programs.supervised_process import GRACE_S, StderrTail, SupervisedProcess, to_its_end
+from sidecar.tasks.programs.supervised_process import GRACE_S, StderrTail, SupervisedProcess
 from sidecar.tasks.programs.working_folders import UnreadableFolder, WorkingFolder
+from sidecar.tasks.worker import to_its_end
 from sidecar.upstreams.processes.launcher import Processes, StartFailed
 
 _SLICE_BYTES: Final = 64 * 1024  # of an output file, per event

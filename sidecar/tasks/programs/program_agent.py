@@ -22,7 +22,7 @@ from sidecar.tasks.programs.card import DefinedCard, streams
 from sidecar.tasks.programs.executions import Executions
 from sidecar.tasks.programs.prompts import prompt_from
 from sidecar.tasks.programs.run_record import Execution
-from sidecar.tasks.programs.supervised_process import to_its_end
+from sidecar.tasks.worker import to_its_end
 from sidecar.upstreams.agents import AgentEvents, AgentUpstream, OutgoingOperation
 from sidecar.upstreams.agents.guarded_transport import GuardedAgent
 from sidecar.upstreams.agents.transport import Begun

@@ -41,8 +41,8 @@ from sidecar.tasks.programs.run_events import StreamResponse, Told, after, anew,
 from sidecar.tasks.programs.run_record import Attempt, Category, Execution, Failure, RunState, RunStatus, Usage
 from sidecar.tasks.programs.run_saver import RunSaver
 from sidecar.tasks.programs.stored_text import KeptEnd, sanitized
-from sidecar.tasks.programs.supervised_process import to_its_end
 from sidecar.tasks.programs.write_leases import WriteLease
+from sidecar.tasks.worker import to_its_end
 
 if TYPE_CHECKING:
     from sidecar.tasks.programs.executions import Executions

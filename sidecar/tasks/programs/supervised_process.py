@@ -11,14 +11,14 @@ answer is read no faster than it is consumed, so that nothing accumulates.
 
 import asyncio
 import time
-from collections.abc import Coroutine
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, Final, Self, TypeVar
+from typing import Final, Self
 
 from sidecar.tasks.programs.attempt import TimeLimit
 from sidecar.tasks.programs.output_cleaner import CleaningRules, OutputCleaner
 from sidecar.tasks.programs.run_record import Usage
+from sidecar.tasks.worker import to_its_end
 from sidecar.upstreams.processes.launcher import Exit, Process, Processes, ProcessUsage, Program, StartFailed
 
 READ_BYTES: Final = 64 * 1024
@@ -226,21 +226,3 @@ class SupervisedProcess:
 async def _undo(starting: asyncio.Future[Process]) -> None:
     with suppress(StartFailed):
         await (await starting).end(patience_s=0.0, grace_s=UNDONE_GRACE_S)
-
-
-T = TypeVar("T")
-
-
-async def to_its_end(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Returns the coroutine's result. If this call is cancelled, it raises CancelledError once the coroutine is done,
-    because a slot must not be freed earlier."""
-    ending = asyncio.ensure_future(coroutine)
-    cancelled: asyncio.CancelledError | None = None
-    while not ending.done():
-        try:
-            await asyncio.wait({ending})
-        except asyncio.CancelledError as now:
-            cancelled = now
-    if cancelled is not None:
-        raise cancelled
-    return ending.result()

@@ -15,7 +15,7 @@ from sidecar.storage import RecordStoreOut, SqliteFile, SqliteRecordStore
 from sidecar.tasks.programs.attempt import AttemptEnd, Event, OutputChunk, ProgramOrder, ProgressNote, Started
 from sidecar.tasks.programs.run_lifecycle import MAX_OUTPUT_CHARS
 from sidecar.tasks.programs.run_record import MOVES, RUNS, Category, Execution, Failure, RunState, RunStatus, Usage
-from sidecar.tasks.programs.supervised_process import to_its_end
+from sidecar.tasks.worker import to_its_end
 from sidecar.upstreams.processes.launcher import Exit
 from sidecar.vocabulary import Caller
 from tests.flow.world import PATIENCE_S

@@ -12,7 +12,8 @@ from sidecar.settings.agents import Resources
 from sidecar.tasks.programs.attempt import TimeLimit, failure_of_exit
 from sidecar.tasks.programs.output_cleaner import CleaningRules
 from sidecar.tasks.programs.run_record import Category, Failure
-from sidecar.tasks.programs.supervised_process import READ_BYTES, SupervisedProcess, to_its_end
+from sidecar.tasks.programs.supervised_process import READ_BYTES, SupervisedProcess
+from sidecar.tasks.worker import to_its_end
 from sidecar.upstreams.processes.launcher import Exit, Processes, Program, StartFailed, WaitLimit
 from tests.flow.world import until
 from tests.tables import tables
