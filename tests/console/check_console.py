@@ -93,5 +93,5 @@ def test_a_log_out_ends_the_login(scene: Scene) -> None:
         assert "/console/login?next=/console/now" in browser.driver.current_url
         browser.find("#key").send_keys("no key of anybody")
         browser.find("main button").click()
-        browser.until(lambda: "no key" in browser.text())
+        browser.until(lambda: "This is not a key" in browser.text())
         assert browser.barriers() == []
