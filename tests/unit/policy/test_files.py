@@ -1,6 +1,7 @@
 """Does every file, line and byte of a policy count, or is it said why not?"""
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from sidecar.policy import load_policy
 from sidecar.policy.faults import Faults
 from sidecar.policy.patterns import file_matches
 from sidecar.policy.rows import parse_rows
+from tests.closed_to_root import closed_to_root
 from tests.tables import tables
 from tests.unit.policy.world import MODELS, NOW, SOMETHING, chain, engine, faults, scope, source, tool, write
 
@@ -134,17 +136,16 @@ def test_missing_folders_are_faults(tmp_path: Path) -> None:
     assert len(found) == 3  # each model by its name
 
 
-def test_folders_that_cannot_be_read_are_faults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write(tmp_path, {"agent_to_tool.csv": SOMETHING})
-
-    def refused(_: object) -> list[str]:
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr("os.listdir", refused)
-    with pytest.raises(PolicyError) as found:
-        load_policy(MODELS, tmp_path)
+def test_folders_that_cannot_be_read_are_faults(tmp_path: Path) -> None:
+    models, rules = tmp_path / "models", tmp_path / "rules"
+    shutil.copytree(MODELS, models)
+    write(rules, {"agent_to_tool.csv": SOMETHING})
+    for folder in (models, rules):
+        folder.chmod(0o111)
+    with closed_to_root(), pytest.raises(PolicyError) as found:
+        load_policy(models, rules)
     assert [(fault.code, fault.file) for fault in found.value.faults if fault.code == "P001"] == [
-        ("P001", str(folder)) for folder in sorted((MODELS, tmp_path))
+        ("P001", str(folder)) for folder in (models, rules)
     ]
 
 
