@@ -353,7 +353,10 @@ class Console:
         check_token(user.session, headers, form)
         _check_role(user, action)
         asked = replace(self._asked(request, user, name, parts, FormFields.parsed(query)), form=form)
-        answer = await action.handler(asked)
+        try:
+            answer = await action.handler(asked)
+        finally:
+            self.results.forget()
         if isinstance(answer, Fragment):
             return _page_of(await self._rendered(answer.template, asked, answer.data), answer.status)
         return _see(f"{BASE}{answer.removeprefix(BASE)}")

@@ -62,6 +62,12 @@ class SharedResults:
     _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
     _made: OrderedDict[Hashable, tuple[float, asyncio.Task[Any]]] = field(default_factory=OrderedDict)
     _parts: dict[Hashable, Any] = field(default_factory=dict)
+    _orders: int = 0
+
+    def forget(self) -> None:
+        """Drops all results, also those being made, because an order may have changed what they show."""
+        self._orders += 1
+        self._made.clear()
 
     def part(self, make: Callable[..., T], *given: object) -> T:
         """The part that `make` makes, on the first call."""
@@ -71,17 +77,20 @@ class SharedResults:
         return part
 
     async def get(self, key: Hashable, within_s: float, make: Callable[[], Awaitable[T]]) -> T:
-        """The result for a key. It is made again if it is older than `within_s`, or failed."""
-        now_s = time.monotonic()
-        made_at, task = self._made.pop(key, (0.0, None))
-        if task is None or _is_over(task, now_s - made_at >= within_s):
-            made_at, task = now_s, asyncio.ensure_future(self.in_turn(make))
-            task.add_done_callback(_retrieved)
-        self._made[key] = made_at, task
-        while len(self._made) > MAX_SHARED:
-            self._made.popitem(last=False)
-        result: T = await asyncio.shield(task)  # one viewer may leave while others wait
-        return result
+        """The result for a key. It is made again if it is older than `within_s`, failed, or was made before an order
+        that ended meanwhile: otherwise a page would show again what its viewer has just changed."""
+        while True:
+            orders, now_s = self._orders, time.monotonic()
+            made_at, task = self._made.pop(key, (0.0, None))
+            if task is None or _is_over(task, now_s - made_at >= within_s):
+                made_at, task = now_s, asyncio.ensure_future(self.in_turn(make))
+                task.add_done_callback(_retrieved)
+            self._made[key] = made_at, task
+            while len(self._made) > MAX_SHARED:
+                self._made.popitem(last=False)
+            result: T = await asyncio.shield(task)  # one viewer may leave while others wait
+            if orders == self._orders:
+                return result
 
     async def in_turn(self, make: Callable[[], Awaitable[T]]) -> T:
         async with self._turn:

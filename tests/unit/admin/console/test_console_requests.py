@@ -33,6 +33,27 @@ async def test_viewers_share_one_making_even_if_it_takes_longer_than_its_result_
     assert await results.get("key", 60.0, make) == MAX_SHARED + 4  # the oldest gave way
 
 
+async def test_an_order_makes_every_result_be_made_again_also_one_that_is_being_made() -> None:
+    results, shown, begun, go = SharedResults(), "waiting", asyncio.Event(), asyncio.Event()
+
+    async def make() -> str:
+        found = shown
+        begun.set()
+        await go.wait()
+        return found
+
+    viewer = asyncio.create_task(results.get("key", 60.0, make))
+    await begun.wait()
+    shown = "approved"
+    results.forget()
+    go.set()
+    assert await viewer == "approved"
+    shown = "used"
+    assert await results.get("key", 60.0, make) == "approved"
+    results.forget()
+    assert await results.get("key", 60.0, make) == "used"
+
+
 async def test_an_error_is_every_viewers_own_and_of_nobody_if_all_have_left(caplog: pytest.LogCaptureFixture) -> None:
     results, go = SharedResults(), asyncio.Event()
 
