@@ -75,7 +75,7 @@ _CREDENTIAL = re.compile(
 
 
 def find_bearers(text: str, start: int, stop: int, spans: list[Span]) -> int:
-    """Finds the credential after `Bearer` or `Basic`, without that keyword."""
+    """Finds the credential after `Bearer` or `Basic`, without that keyword, which may be the end of another one."""
     looked = stop
     for word in _WORDS_BEFORE:
         at = text.find(word, start, stop + len(word))
@@ -83,8 +83,7 @@ def find_bearers(text: str, start: int, stop: int, spans: list[Span]) -> int:
             end = at + len(word)
             if at and text[at - 1] in "bB" and (found := _CREDENTIAL.match(text, end)):
                 spans.append(found.span(1))
-                end = found.end()
-                looked = max(looked, end)
+                looked = max(looked, found.end() - len(word))
             at = text.find(word, end, stop + len(word))
     return looked
 

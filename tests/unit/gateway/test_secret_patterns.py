@@ -83,6 +83,12 @@ def test_screening_any_text_twice_is_screening_it_once(text: str) -> None:
     assert wipe(left) == (left, 0)
 
 
+@pytest.mark.parametrize("place", range(SLICE_CHARS - 60, SLICE_CHARS + 10, 3))
+def test_a_credential_is_found_after_one_that_ends_with_its_keyword(place: int) -> None:
+    text = " " * place + f"Bearer {'a1' * 10}bearer: {'b2' * 10}"
+    assert wipe(text) == (" " * place + f"Bearer {MARK}: {MARK}", 2)
+
+
 EVIL = {
     "at": "@" * 300_000,
     "local": "a" * 300_000 + "@",
