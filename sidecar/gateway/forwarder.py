@@ -34,9 +34,9 @@ from sidecar.http.server.stream_limits import StreamLimits
 from sidecar.protocols.jsonrpc import Id, Message, Notification, Request
 from sidecar.protocols.mcp import messages, task_messages
 from sidecar.storage.task_owners import TaskOwners
-from sidecar.upstreams.mcp.reopening import ReopenPauses
 from sidecar.upstreams.mcp.session_store import SessionStore
 from sidecar.upstreams.mcp.sessions import Session, Sessions, upstream_id_from
+from sidecar.upstreams.mcp.streams import ReopenPauses
 from sidecar.upstreams.mcp.transport import UpstreamAnswer
 from sidecar.upstreams.statuses import refusal_of
 from sidecar.vocabulary import Caller, Question

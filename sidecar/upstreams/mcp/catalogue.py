@@ -29,7 +29,7 @@ from sidecar.protocols.mcp.messages import LeftOut, named_in, unnamed_in
 from sidecar.settings.timestamps import rfc3339
 from sidecar.settings.uris import fault_in_uri, normal_uri
 from sidecar.upstreams.mcp.listing import OwnConversation
-from sidecar.upstreams.mcp.reopening import ReopenPauses
+from sidecar.upstreams.mcp.streams import ReopenPauses
 from sidecar.upstreams.mcp.tools import Tool, tools_from
 from sidecar.upstreams.mcp.transport import McpTransport
 

@@ -34,7 +34,7 @@ from sidecar.http.server.event_stream import EventSink
 from sidecar.protocols import jsonrpc, sse
 from sidecar.protocols.jsonrpc import Notification, Request
 from sidecar.protocols.mcp import messages
-from sidecar.upstreams.mcp.reopening import ReopenPauses
+from sidecar.upstreams.mcp.streams import ReopenPauses
 from sidecar.upstreams.mcp.transport import EVENT_STREAM, AnswerPipe, BuiltUpstream, UpstreamAnswer
 from sidecar.upstreams.statuses import refusal_of
 

@@ -11,8 +11,7 @@ from typing import Any, Final
 from sidecar.errors import Refusal
 from sidecar.protocols.jsonrpc import Id, Message, Notification, Request, Response
 from sidecar.protocols.mcp.eras import META_SUBSCRIPTION
-from sidecar.upstreams.mcp.reopening import ReopenPauses
-from sidecar.upstreams.mcp.streams import StreamMark, StreamPlace, events
+from sidecar.upstreams.mcp.streams import ReopenPauses, StreamMark, StreamPlace, events
 from sidecar.upstreams.mcp.transport import (
     EVENT_STREAM,
     LIST_FLAGS,

@@ -1,6 +1,6 @@
 """When is a stream that ended opened again?"""
 
-from sidecar.upstreams.mcp.reopening import ReopenPauses
+from sidecar.upstreams.mcp.streams import ReopenPauses
 
 
 def test_the_first_pause_is_the_shortest_and_each_further_one_twice_as_long_up_to_the_longest() -> None:
